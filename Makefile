@@ -59,6 +59,7 @@ test-versions: $(VENV)/.installed-test ## Compile every kernel by each Triton of
 		tail -n 1 $$log; \
 	done
 
+# Needs the GPU for itself: beside another process, racecheck ends with an illegal memory access in experts by hand.
 # Triton 3.9 asks the driver for attributes that a kernel need not have, and memcheck would count each refusal.
 sanitize: $(VENV)/.installed-test ## Run every kernel once under each tool of compute-sanitizer (SANITIZER: where it is)
 	@mkdir -p build

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others \
-  energy backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack \
+  energy backward memory memory-mlp experts experts-qwen3 experts-others experts-fp8 experts-peers experts-quack \
   experts-quack-step experts-zipf experts-liger experts-liger-few experts-liger-step \
   experts-liger-step-deepseek experts-few experts-few-zipf experts-few-layers experts-few-layers-others \
   experts-step experts-step-zipf experts-step-deepseek experts-step-zipf-deepseek experts-memory \
@@ -74,6 +74,9 @@ for piece in ${*:-$pieces}; do
       sweep memory-mlp memory --shapes llama7b --scope mlp --tokens 8k --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
     experts)
       sweep experts forward --shapes qwen3-30b-a3b,mixtral-8x7b --tokens 8k --budget 5 --no-energy \
+        --baseline grouped-compile --impl $experts ;;
+    experts-qwen3)
+      sweep experts-qwen3 forward --shapes qwen3-30b-a3b --tokens 8k --budget 4 --no-energy \
         --baseline grouped-compile --impl $experts ;;
     experts-others)
       sweep experts-others forward --shapes gpt-oss-20b,deepseek-v3-rank --tokens 8k --budget 4 --no-energy \

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.options import COMMANDS, SweepOptions, TimingOptions, parameters
 from swiglu_bench.rows.finished_run import FinishedRun, load_run
 from swiglu_bench.show import compare, tables
-from swiglu_bench.sweep.options import COMMANDS, SweepOptions, TimingOptions, parameters
-from swiglu_bench.sweep.perform import perform
+from swiglu_bench.tasks.sweep import perform
 
 if TYPE_CHECKING:
     import pandas
@@ -158,8 +158,8 @@ def run(command: str = "forward", *, progress: bool = True, **options: Any) -> R
 
 _own = list(inspect.signature(run, eval_str=True).parameters.values())[:-1]
 _options = [
-    one.replace(annotation=str | Iterable[object] | None) if one.name in LISTS else one
-    for one in parameters(TimingOptions, for_typer=False)
+    parameter.replace(annotation=str | Iterable[object] | None) if parameter.name in LISTS else parameter
+    for parameter in parameters(TimingOptions, for_typer=False)
 ]
 _signature = inspect.Signature([*_own, *_options], return_annotation=Results)
 setattr(run, "__signature__", _signature)  # noqa: B010 -- mypy knows no such attribute

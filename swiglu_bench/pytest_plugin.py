@@ -66,7 +66,7 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 
         folder = tmp_path_factory.mktemp("swiglu") / command
         found = _measured(command, implementation, {"out": folder, **options})
-        name, new_name = (request.config.getoption(f"swiglu_{one}") for one in ("baseline", "save_baseline"))
+        name, new_name = (request.config.getoption(f"swiglu_{option}") for option in ("baseline", "save_baseline"))
         what = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', request.node.nodeid)}-{command}"
         if name and (baselines.place(name, what)).exists():
             compared = load(baselines.place(name, what)).compare(load(folder), max_regression)

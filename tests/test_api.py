@@ -15,10 +15,10 @@ from rich.console import Console
 import swiglu_bench
 from swiglu_bench.api import Results
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.options import TimingOptions
 from swiglu_bench.rows.csv_table import cell
 from swiglu_bench.rows.record import COLUMNS
 from swiglu_bench.rows.run_folder import read_records
-from swiglu_bench.sweep.options import TimingOptions
 
 FORWARD = ROOT / "results/nvidia-h200/forward-narrow"
 TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 JUDGES = (
-    "worker.audit.matrix check.judge check.quantised check.usage worker.worker tasks.selftest.zoo worker.case worker.here "
-    "worker.judge_bench worker.workbench tasks.tp.judge tasks.train.verdicts"
+    "tasks.contract.matrix check.judge check.quantised check.usage worker.worker tasks.selftest.run tasks.time "
+    "tasks.verify worker.court worker.judge_bench worker.workbench tasks.tp.judge tasks.train.run"
 )
 WITHOUT = """
 import importlib, sys

@@ -12,9 +12,8 @@ for module in sys.argv[1:]:
 """
 MODULES = (
     "cli.app cases.cases cases.shapes cases.registry contenders rows.record rows.run_folder rows.training "
-    "sweep.options tasks.tp.plan tasks.tp.files tasks.tp.figures tasks.train.verdicts tasks.train.files "
-    "tasks.train.workload show.drawing show.compare show.ranking show.history "
-    "show.page show.documents show.csv_file show.console"
+    "options tasks.tp.plan "
+    "show.drawing show.compare show.ranking show.history show.page show.documents show.csv_file show.console"
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 from places import SUPPORT
 from quiet import quiet_machine
 
-import swiglu_bench.sweep.sweep  # noqa: F401
+import swiglu_bench.loop  # noqa: F401
 from swiglu_bench.rows import baselines, run_folder
 
 pytestmark = pytest.mark.timed

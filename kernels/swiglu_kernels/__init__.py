@@ -23,19 +23,19 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 
 from swiglu_kernels import reference
 from swiglu_kernels.check import check
-from swiglu_kernels.experts_interface import register_experts
 from swiglu_kernels.explain import explain, explain_experts
-from swiglu_kernels.launches.backend import backend_for
-from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
-from swiglu_kernels.operations.experts import swiglu_experts
-from swiglu_kernels.operations.fp8 import swiglu_glu_fp8, swiglu_mlp_fp8
-from swiglu_kernels.operations.glu import swiglu_glu
-from swiglu_kernels.operations.glu_packed import swiglu_glu_packed
-from swiglu_kernels.operations.mlp import swiglu_mlp
-from swiglu_kernels.operations.silu_mul import silu_mul
-from swiglu_kernels.operations.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
-from swiglu_kernels.patch import PatchReport, patch_model, unpatch
-from swiglu_kernels.warm_up import warm_up
+from swiglu_kernels.nn.experts_interface import register_experts
+from swiglu_kernels.nn.modules import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
+from swiglu_kernels.nn.patch import PatchReport, patch_model, unpatch
+from swiglu_kernels.nn.warm_up import warm_up
+from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.fp8.operation import swiglu_glu_fp8, swiglu_mlp_fp8
+from swiglu_kernels.ops.gate.operation import silu_mul
+from swiglu_kernels.ops.gate.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
+from swiglu_kernels.ops.glu.operation import swiglu_glu
+from swiglu_kernels.ops.glu.packed import swiglu_glu_packed
+from swiglu_kernels.ops.mlp.operation import swiglu_mlp
+from swiglu_kernels.runtime.backend import backend_for
 
 __all__ = [
     "FusedSwiGLU",

@@ -2,35 +2,26 @@
 
 import torch
 
-from swiglu_kernels.calls.checks import check_experts, check_formula, check_glu, check_option
-from swiglu_kernels.hopper import experts, forward
-from swiglu_kernels.hopper import fp8 as fp8_by_hand
-from swiglu_kernels.launches.backend import backend_for, capability_of
-from swiglu_kernels.launches.formula import PLAIN, Formula
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import expert_tile_rows, fp8_glu_tile
-from swiglu_kernels.operations import experts_fp8, fp8
-from swiglu_kernels.operations.fp8_products import splits_glu, why_not_sizes
-from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
-from swiglu_kernels.portable import gemv, pairs
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import (
-    AUTO,
-    multiplied_by_torch,
-    resolve,
-    why_portable,
-    why_slow_rows,
-    why_unmeasured,
-    why_weight_grad,
-)
-from swiglu_kernels.tiles.tuning import lookup
+from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
+from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
+from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.choice import glu_of_sizes
+from swiglu_kernels.ops.gate.formula import Formula, check_formula
+from swiglu_kernels.ops.glu.choice import AUTO, forward, resolve, why_weight_grad
+from swiglu_kernels.ops.glu.operation import as_matrix, forward_outputs, needs_backward
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import forward_launch
+from swiglu_kernels.runtime.backend import backend_for, capability_of
+from swiglu_kernels.runtime.checks import check_experts, check_glu, check_option
+from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.tiles import here
+from swiglu_kernels.tiles.rules import fp8_glu_tile
 
 NAMES = {
-    "hopper.forward": "hand-scheduled ping-pong for Hopper",
-    "hopper.transposed": "hand-scheduled transposed for Hopper",
-    "hopper.row": "hand-scheduled cooperative for Hopper",
-    "hopper.products": "hand-scheduled for Hopper",
+    "hopper_forward": "hand-scheduled ping-pong for Hopper",
+    "hopper_transposed": "hand-scheduled transposed for Hopper",
+    "hopper_row": "hand-scheduled cooperative for Hopper",
+    "hopper_products": "hand-scheduled for Hopper",
 }
 
 
@@ -65,7 +56,7 @@ def explain(
     Raises:
         TypeError, ValueError: as `swiglu_glu` does.
     """
-    formula = Formula(**check_formula(activation, gate_multiplier, alpha, limit, up_offset))
+    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     check_option("precision", precision, fp8.PRECISIONS)
     if precision != "bf16":
@@ -76,26 +67,21 @@ def explain(
         return _all_by_torch(x.device)
     x = as_matrix(x).detach()
     intermediate = w_gate.shape[0]
-    trains = any(one is not None and one.requires_grad for one in (w_gate, w_up, *biases))
+    trains = any(parameter is not None and parameter.requires_grad for parameter in (w_gate, w_up, *biases))
     asked = {"dX": input_grad, "dW": weight_grad}
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, x, intermediate)
     z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
     stored = (gate, up) if trains and save == "preact" else None
     has_bias = bias_gate is not None or bias_up is not None
-    unmeasured = why_unmeasured(x.device)
-    slow_rows = why_slow_rows(x.shape[1], intermediate)
-    why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
-    if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
-        tuned = (
-            not has_bias
-            and formula == PLAIN
-            and lookup("forward" if stored is None else "forward-preact", x, x.shape[0], x.shape[1], intermediate)
-        )
-        reason = "tuned" if tuned else why or slow_rows
-        first = f"two products by torch and one elementwise launch ({reason})"
+    unmeasured = here.why_unmeasured(x.device)
+    slow_rows = here.why_slow_rows(x.shape[1], intermediate)
+    chosen = forward(x, w_gate, w_up, z, stored=stored is not None, has_bias=has_bias, formula=formula)
+    if chosen.schedule == "torch":
+        first = f"two products by torch and one elementwise launch ({chosen.why})"
     else:
-        launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula)
-        first = f"one launch, {_kernel(launch)}" + (f" ({why})" if why and _portable(launch) else "")
+        launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula, chosen)
+        first = f"one launch, {_kernel(launch)}"
+        first += f" ({chosen.why})" if chosen.schedule == "portable" and chosen.why else ""
         first += f", and one that adds up {_summands(launch)}" if launch.then else ""
     if stored:
         first += "; gate and up are kept"
@@ -124,15 +110,14 @@ def _of_fp8(
     check_option("weight_grad", weight_grad, fp8.WEIGHT_GRADS)
     (intermediate, hidden), blocks = w_gate.shape, recipe == "blockwise"
     fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
-    tokens = as_matrix(x).shape[0]
-    tile = fp8_glu_tile(tokens, blocks, capability_of(x.device))
-    why = fp8_by_hand.why_off(x.device, intermediate, blocks, has_bias, formula)
-    kernel = f"one launch, portable Triton, tiles of {tile.rows} x {tile.columns} ({why})"
-    sizes = tokens, hidden, intermediate
-    if why is None:
-        kernel = "one launch, hand-scheduled for Hopper"
-    elif splits_glu(tokens, blocks) and not why_not_sizes(x.device, sizes, blocks, x.dtype, has_bias):
-        kernel = f"two products by PyTorch, then the gate's pass ({why})"
+    x = as_matrix(x)
+    tile = fp8_glu_tile(x.shape[0], blocks, capability_of(x.device))
+    schedule, why = glu_of_sizes(x, intermediate, blocks, has_bias, formula)
+    kernel = {
+        "hopper": "one launch, hand-scheduled for Hopper",
+        "torch": f"two products by PyTorch, then the gate's pass ({why})",
+        "portable": f"one launch, portable Triton, tiles of {tile.rows} x {tile.columns} ({why})",
+    }[schedule]
     by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
     if weight_grad == "none":
         dw = "no dW"
@@ -170,19 +155,18 @@ def explain_experts(
         TypeError, ValueError: as `swiglu_experts` does.
     """
     check_formula(activation, 1.0, 1.0, None, 0.0)
-    check_option("precision", precision, experts_fp8.PRECISIONS)
+    check_option("precision", precision, fp8_experts.PRECISIONS)
     check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, None, None)
     in_fp8 = precision != "bf16"
     if in_fp8:
-        experts_fp8.check(x, w_gate_up)
+        fp8_experts.check(x, w_gate_up)
     elif backend_for(x) == "torch":
         return _all_by_torch(x.device)
     index, trains = as_matrix(top_k_index), needs_backward(x, w_gate_up, w_down, top_k_weights)
     multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
-        multiplied = experts_fp8.like_codes(x, *multiplied)
-    why = why_portable(index.numel(), as_matrix(x), *multiplied, activation, trains, in_fp8)
-    rows = expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype) if why else experts.ROWS
+        multiplied = fp8_experts.like_codes(x, *multiplied)
+    backend, rows, why = kernels_for(index, as_matrix(x), multiplied, activation, trains, in_fp8)
     kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
@@ -194,9 +178,9 @@ def explain_experts(
             f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
-    if pairs.takes(index, why is not None, trains, in_fp8):
+    if backend == PAIRS:
         which = f"each of an expert with all {len(index)} tokens"
-        if gemv.takes(index, w_gate_up.shape[0]):
+        if portable_gemv.takes(index, w_gate_up.shape[0]):
             which = "each of a token's expert with this token"
         products = f"two products, {which}, {kernels}"
     return (
@@ -210,28 +194,13 @@ def _all_by_torch(device: torch.device) -> str:
     return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"
 
 
-def _why_not_by_hand(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, has_bias: bool, formula: Formula
-) -> str:
-    """Why the hand-scheduled kernels do not take a forward, or ""."""
-    if has_bias:
-        return "the hand-scheduled kernels have no biases"
-    if formula != PLAIN:
-        return "the hand-scheduled kernels have plain SiLU only"
-    return forward.why_not(x, w_gate, w_up, capability_of(x.device)) or ""
-
-
-def _portable(launch: Launch) -> bool:
-    return ".portable." in _module(launch)
-
-
 def _module(launch: Launch) -> str:
     return str(getattr(launch.kernel, "fn", launch.kernel).__module__)
 
 
 def _kernel(launch: Launch) -> str:
     """Its schedule and its tile."""
-    schedule = NAMES.get(_module(launch).removeprefix("swiglu_kernels."), "portable Triton")
+    schedule = NAMES.get(_module(launch).rpartition(".")[2], "portable Triton")
     at = launch.arguments
     if "BLOCK_M" in at:
         schedule += f", tiles of {at['BLOCK_M']} x {at['BLOCK_N']}"

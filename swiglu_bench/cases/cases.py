@@ -54,7 +54,7 @@ class Dtype(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """What the operands of a case's products are quantised to; `spec.fp8` defines each recipe."""
+    """What the operands of a case's products are quantised to; `cases.fp8` defines each recipe."""
 
     UNQUANTISED = ""
     """Nothing: they are in the case's dtype. Called bf16 by the option."""
@@ -150,7 +150,7 @@ class Extras:
 
     @property
     def variant(self) -> dict[str, float | None]:
-        """The options of `spec.definition` for the gate."""
+        """The options of `cases.definition` for the gate."""
         if self.alpha == 1.0:
             return {"limit": self.limit}
         return {"limit": self.limit, "alpha": self.alpha, "up_offset": 1.0}
@@ -251,7 +251,7 @@ def parse_tokens(text: str) -> list[int]:
 
 def parse_precisions(text: str) -> list[Precision]:
     """Precisions from 'bf16,fp8-rowwise'. Raises BadInput naming the accepted ones."""
-    known = {one.value or "bf16": one for one in Precision}
+    known = {precision.value or "bf16": precision for precision in Precision}
     try:
         return [known[part.strip()] for part in text.split(",")]
     except KeyError as error:

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Case, Precision, Scope
+from swiglu_bench.cases.definition import by_expert
 from swiglu_bench.cases.implementation import Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.cases.routing import by_expert
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -139,12 +139,12 @@ def swiglu(
 
     def product(a: str, b: str, first: Tensor, second: Tensor) -> Tensor:
         """first @ second^T"""
-        one, other = operand(a, first), operand(b, second)
+        left, right = operand(a, first), operand(b, second)
         if a.endswith(".T"):
-            one, other = one.T, other.T
+            left, right = left.T, right.T
         elif b.endswith(".T"):
-            other = other.T
-        return (one @ other.T).to(x.dtype)
+            right = right.T
+        return (left @ right.T).to(x.dtype)
 
     if joint:
         w_gate_up = torch.cat([weights["w_gate"], weights["w_up"]])
@@ -194,10 +194,10 @@ class Rows(NamedTuple):
         weight = name.startswith("w_")
         size = (experts,) if weight else (tokens if name == "x" else tokens * self.top_k,)
         if name not in into:
-            codes, scales = (one.new_zeros(size + (one.shape if weight else one.shape[1:])) for one in own)
+            codes, scales = (part.new_zeros(size + (part.shape if weight else part.shape[1:])) for part in own)
             into[name] = codes, scales
-        for whole, one in zip(into[name], own, strict=True):
-            bits = (whole.view(torch.uint8), one.view(torch.uint8)) if one.dtype == E4M3 else (whole, one)
+        for whole, part in zip(into[name], own, strict=True):
+            bits = (whole.view(torch.uint8), part.view(torch.uint8)) if part.dtype == E4M3 else (whole, part)
             bits[0][self._at(name)] = bits[1]
 
     def _at(self, name: str) -> int | Tensor:

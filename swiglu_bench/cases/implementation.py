@@ -63,7 +63,7 @@ class Step:
     to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     hand_over: HandOver | None = None
     """Of one that quantises: given a dictionary, every call from now on enters the codes and scales of its operands
-    there, by the names and in the form of `spec.fp8`; given None, no longer. Without it, results alone are judged."""
+    there, by the names and in the form of `cases.fp8`; given None, no longer. Without it, results alone are judged."""
 
 
 @dataclass(frozen=True)
@@ -146,17 +146,17 @@ class Implementation:
 
     def as_data(self) -> dict[str, Any]:
         """All but the code, as plain data that a process which is not trusted may send."""
-        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "build"}
+        fields = {known.name: getattr(self, known.name) for known in dataclasses.fields(self) if known.name != "build"}
         sets = {name: sorted(value) for name, value in fields.items() if isinstance(value, frozenset)}
-        footprints = {scope: dataclasses.asdict(one) for scope, one in self.footprints.items()}
+        footprints = {scope: dataclasses.asdict(footprint) for scope, footprint in self.footprints.items()}
         return fields | sets | {"gpus": list(self.gpus), "footprints": footprints}
 
     @classmethod
     def from_data(cls, data: Any) -> Implementation:
         """What `as_data` returned; raises ValueError or TypeError for anything else."""
         footprints = {
-            Scope(scope): Footprint(int(one["saved"]), tuple(tuple(map(int, phase)) for phase in one["phases"]))  # type: ignore[misc]
-            for scope, one in data["footprints"].items()
+            Scope(scope): Footprint(int(kept["saved"]), tuple(tuple(map(int, phase)) for phase in kept["phases"]))  # type: ignore[misc]
+            for scope, kept in data["footprints"].items()
         }
         return cls(**(data | {"footprints": footprints, "build": _not_here}))
 

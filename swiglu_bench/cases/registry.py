@@ -20,7 +20,8 @@ ENTRY_POINT_GROUP = "swiglu_bench.implementations"
 
 
 def _published() -> dict[str, EntryPoint]:
-    return {f"{one.name} = {one.value}": one for one in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    published = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return {f"{entry.name} = {entry.value}": entry for entry in published}
 
 
 def entry_point_addresses() -> list[str]:
@@ -42,9 +43,9 @@ def find(declared: Implementation) -> Implementation:
     found = list(vars(importlib.import_module(declared.source)).values())
     found += [thing for group in found if isinstance(group, dict) for thing in group.values()]
     for thing in found:
-        one = getattr(thing, "implementation", thing)
-        if isinstance(one, Implementation) and one.name == declared.name:
-            return one
+        candidate = getattr(thing, "implementation", thing)
+        if isinstance(candidate, Implementation) and candidate.name == declared.name:
+            return candidate
     raise BadInput(f"{declared.source} has no implementation {declared.name!r}; its code has changed.")
 
 
@@ -103,10 +104,10 @@ def select(
     An empty `wanted` means the names of `unasked`, or all but those `on_request`; `load_file` gets one from
     `path/to/file.py:name`. Raises BadInput for a pattern that matches nothing, offering near matches.
     """
-    names = [one.name for one in catalogue]
+    names = [known.name for known in catalogue]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        sources = " and ".join(one.source for one in catalogue if one.name == twice)
+        sources = " and ".join(known.source for known in catalogue if known.name == twice)
         raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
 
     def matches(patterns: Sequence[str], option: str) -> set[str]:
@@ -121,9 +122,9 @@ def select(
     files = [spec for spec in wanted if ".py:" in spec]
     keep = matches([spec for spec in wanted if spec not in files], "--impl")
     if not wanted:
-        keep = {one.name for one in catalogue if not one.on_request} if unasked is None else {*unasked}
+        keep = {known.name for known in catalogue if not known.on_request} if unasked is None else {*unasked}
     keep -= matches(unwanted, "--skip-impl")
-    chosen = [one for one in catalogue if one.name in keep]
+    chosen = [known for known in catalogue if known.name in keep]
     for spec in files:
         check_file(spec)
         extra = load_file(spec)

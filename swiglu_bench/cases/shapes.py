@@ -1,9 +1,11 @@
-"""Shapes and sweeps from YAML: found by name, checked by pydantic; errors name the file and the line. No torch."""
+"""Shapes by the words of `--shapes`: names of configs/, files, sizes, models, layers drawn at random. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import random
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,13 +15,18 @@ import pydantic
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from swiglu_bench.cases import model_config, random_shapes, yaml_file
+from swiglu_bench.cases import files
 from swiglu_bench.cases.cases import Experts, Extras, Shape
 from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.files import Size
 
 DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
+RANDOM_HIDDEN, RANDOM_INTERMEDIATE, RANDOM_TOKENS = (2048, 8192), (768, 28672), (1, 16384)
+"""Of layers drawn at random, the smallest and the largest: sizes from those of the models in configs/, and a single
+expert of their mixtures."""
+MOST_RANDOM = 10_000
+DRAWN = "drawn at random"
 
-Size = Annotated[int, Field(gt=0, le=2**24)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tokens = Annotated[list[Size], Field(min_length=1)]
 Source = Annotated[str, Field(min_length=1)]
@@ -66,7 +73,7 @@ class SweepFile(pydantic.BaseModel, extra="forbid", strict=True):
     source: Source
 
 
-Config = yaml_file.Document[ShapeFile | SweepFile]
+Config = files.Document[ShapeFile | SweepFile]
 """A file of configs/, read and checked."""
 
 
@@ -111,13 +118,13 @@ def split_over(shapes: Iterable[Shape], ranks: int) -> list[Shape]:
     if ranks == 1:
         return list(shapes)
     found = []
-    for one in shapes:
-        if one.intermediate % ranks:
+    for shape in shapes:
+        if shape.intermediate % ranks:
             raise BadInput(
-                f"--tp: the intermediate size of {one.name}, {one.intermediate}, is not a multiple of {ranks}."
+                f"--tp: the intermediate size of {shape.name}, {shape.intermediate}, is not a multiple of {ranks}."
             )
-        share = one.intermediate // ranks
-        found.append(dataclasses.replace(one, name=f"{one.name}-tp{ranks}", intermediate=share))
+        share = shape.intermediate // ranks
+        found.append(dataclasses.replace(shape, name=f"{shape.name}-tp{ranks}", intermediate=share))
     return found
 
 
@@ -131,9 +138,7 @@ def _of_model(file: Path, name: str, fields: dict[str, Any]) -> Shape:
 
 def with_tokens(shapes: Iterable[Shape], tokens: Sequence[int]) -> list[Shape]:
     """The shapes with a command's own token counts; those drawn at random keep theirs."""
-    return [
-        one if one.source == random_shapes.SOURCE else dataclasses.replace(one, tokens=tuple(tokens)) for one in shapes
-    ]
+    return [shape if shape.source == DRAWN else dataclasses.replace(shape, tokens=tuple(tokens)) for shape in shapes]
 
 
 def dense_shapes(text: str, command: str, seed: int = 0) -> list[Shape]:
@@ -155,12 +160,12 @@ def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
         return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
     if re.match("random(:|$)", word):
-        return random_shapes.random_shapes(word, seed)
+        return random_shapes(word, seed)
     known = config_names()
     if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
-        model = model_config.config_file(word)
+        model = files.config_file(word)
         if model:
-            return [_of_model(model, name, fields) for name, fields in model_config.blocks(model)]
+            return [_of_model(model, name, fields) for name, fields in files.blocks(model)]
         path = Path(word)
         if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
             raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")
@@ -190,4 +195,33 @@ def _read(path: Path) -> Config:
     def model(data: dict[str, Any]) -> type[ShapeFile | SweepFile]:
         return SweepFile if "shapes" in data else ShapeFile
 
-    return yaml_file.read(path, model, "hidden, intermediate and source")
+    return files.read_yaml(path, model, "hidden, intermediate and source")
+
+
+def random_shapes(word: str, seed: int) -> list[Shape]:
+    """Draw the layers that `random:N` names, each with one token count. Raises BadInput for another N.
+
+    Sizes and token counts are log-uniform. Every other layer has multiples of 64, as models have; the rest have odd
+    multiples of 8, whose rows begin inside a sector of the L2 cache. The first layers of a seed are the same for all N.
+    """
+    number = re.fullmatch(r"random:(\d{1,5})", word)
+    count = int(number[1]) if number else 0
+    if not 1 <= count <= MOST_RANDOM:
+        raise BadInput(
+            f"--shapes: {word!r} does not say how many layers to draw; give random:N, with N of 1 to {MOST_RANDOM}."
+        )
+    source = random.Random(seed)
+    drawn: dict[str, Shape] = {}
+    while len(drawn) < count:
+        step, offset = (64, 0) if len(drawn) % 2 == 0 else (16, 8)
+        hidden, intermediate = (
+            step * int(_log_uniform(source, *bounds) / step) + offset for bounds in (RANDOM_HIDDEN, RANDOM_INTERMEDIATE)
+        )
+        tokens = round(_log_uniform(source, *RANDOM_TOKENS))
+        name = f"{hidden}x{intermediate}"
+        drawn.setdefault(name, Shape(name, hidden, intermediate, DRAWN, (tokens,)))
+    return list(drawn.values())
+
+
+def _log_uniform(source: random.Random, low: float, high: float) -> float:
+    return math.exp(source.uniform(math.log(low), math.log(high)))

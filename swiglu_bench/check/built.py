@@ -1,4 +1,4 @@
-"""One implementation built for one problem, and the calls that checking and timing make of it."""
+"""One implementation built for one problem: where its weights lie, and the calls that checks and timing make of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from swiglu_bench.cases.cases import ACTIVATIONS, Mode
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import Desk, Draw, leaf
-from swiglu_bench.check.layout import find_layout
-from swiglu_bench.measure.memory import MemoryUse, measure_memory
+from swiglu_bench.measure.resources import MemoryUse, measure_memory
 
 Produced = dict[str, Any]
 """What a call yields: `output` and, after a backward, the gradient of each input by its name; None: none came."""
@@ -47,6 +46,68 @@ class Call:
         return self.results()
 
 
+@dataclass(frozen=True)
+class View:
+    """A strided part of one parameter."""
+
+    parameter: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, value: Tensor) -> Tensor:
+        """This part of a contiguous tensor of the parameter's shape."""
+        return value.as_strided(self.size, self.stride, value.storage_offset() + self.offset)
+
+
+class WeightViews:
+    """Which part of an implementation's own parameters is which weight, found once, before any call.
+
+    `Step.to_canonical` maps gradients in an implementation's own layout (packed, interleaved) to those of the weights.
+    It is the implementation's code, so it is called once, at the build, on the parameters themselves: the views that it
+    returns say where each weight lies. From then on the suite itself takes gradients apart, and puts new weights into
+    parameters, by these views.
+    """
+
+    def __init__(self, views: Mapping[str, View]) -> None:
+        self.views = dict(views)
+
+    def take_apart(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of the own parameters as gradients of the weights; a parameter without one yields none.
+
+        A gradient that is not a plain tensor stands for the whole of its weights, for whoever judges it to refuse.
+        """
+        plain = {n: type(value) is Tensor and value.layout is torch.strided for n, value in gradients.items()}
+        whole = {name: value.contiguous() if plain[name] else value for name, value in gradients.items()}
+        return {
+            name: view.of(whole[view.parameter]) if plain[view.parameter] else whole[view.parameter]
+            for name, view in self.views.items()
+            if view.parameter in whole
+        }
+
+
+def find_views(
+    parameters: Mapping[str, Tensor], to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None
+) -> WeightViews:
+    """The views of parameters; raises TypeError where `to_canonical` returns anything but views of what it got."""
+    given = {  # on the CPU, where memory that nobody touches is none
+        name: torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
+        for name, value in parameters.items()
+    }
+    homes = {value.untyped_storage().data_ptr(): name for name, value in given.items() if value.numel()}
+    found = to_canonical(dict(given)) if to_canonical else given
+    views = {}
+    for name, value in found.items():
+        home = homes.get(value.untyped_storage().data_ptr()) if type(value) is Tensor else None
+        if home is None:
+            raise TypeError(
+                f"Step.to_canonical returned for {name!r} a {type(value).__name__} that is not a view of the "
+                "gradients it was given; return views of them, as chunk, unbind and slices make them"
+            )
+        views[name] = View(home, tuple(value.shape), value.stride(), int(value.storage_offset()))
+    return WeightViews(views)
+
+
 class Built:
     """An implementation built for a problem.
 
@@ -71,7 +132,7 @@ class Built:
                 raise TypeError(f"the parameter {name!r} is not a leaf tensor, so it gets no gradient")
         self._plain = all(type(value) in (Tensor, torch.nn.Parameter) for value in self.parameters.values())
         if self._plain:
-            self.layout = find_layout(self.parameters, step.to_canonical)
+            self.layout = find_views(self.parameters, step.to_canonical)
             self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self.layout.take_apart
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)
             self._take_apart = step.to_canonical or dict

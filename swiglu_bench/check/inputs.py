@@ -14,15 +14,16 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Extras, Scope
+from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Experts, Extras, Routing, Scope
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.routing import draw_experts, load_of
 
 DEPTHS, HALF_DEPTHS = (0.4, 5.0), (0.4, 1.0)
 """How far the gates of the first and the last token are moved, in units of a problem's `gate_offset`; HALF_DEPTHS in
 fp16, which has no normal numbers for a sigmoid below -10."""
 LOADS = 25
 """Calls of which the median says how experts are loaded: 16 tokens have 77 to 88 of 128 experts."""
+TILE_ROWS = 128
+"""Of the tiles whose padding is told."""
 
 
 class Values(StrEnum):
@@ -113,6 +114,49 @@ def depths(case: Case) -> list[float]:
     """How far the gates of each token are moved, in units of a problem's `gate_offset`."""
     first, last = HALF_DEPTHS if torch_dtype(case) is torch.float16 else DEPTHS
     return [first + (last - first) * token / max(1, case.tokens - 1) for token in range(case.tokens)]
+
+
+def draw_experts(experts: Experts, place: Tensor, source: torch.Generator) -> None:
+    """Fill int64 [tokens, top_k] with the experts of each token: all different, and in no order."""
+    (tokens, top_k), device = place.shape, place.device
+    order = torch.rand(experts.count, device=device, generator=source).argsort()
+    if experts.routing is Routing.SINGLE:
+        place.copy_(order[:top_k].expand(tokens, top_k))
+    elif experts.routing is Routing.BALANCED:
+        turns = torch.arange(tokens * top_k, device=device).view(tokens, top_k)
+        shuffled = torch.rand(tokens, device=device, generator=source).argsort()
+        place.copy_(order[turns[shuffled] % experts.count])
+    else:  # the top_k largest of log(weight) plus Gumbel noise are a draw by weight without replacement
+        scores = torch.rand(tokens, experts.count, device=device, generator=source).log_().neg_().log_().neg_()
+        if experts.routing is Routing.ZIPF:
+            scores -= (order + 1).log()
+        place.copy_(scores.topk(top_k).indices)
+
+
+@dataclass(frozen=True)
+class ExpertLoad:
+    """How many tokens the experts have in one call."""
+
+    least: int
+    median: float
+    most: int
+    idle: int
+    """Experts without a token."""
+    padding: float
+    """The share of rows that are padding where every expert's are filled up to whole tiles of TILE_ROWS."""
+
+
+def load_of(experts: Experts, index: Tensor) -> ExpertLoad:
+    """The load of a call's top_k_index."""
+    counts = index.flatten().bincount(minlength=experts.count)
+    rows = (counts + TILE_ROWS - 1).div(TILE_ROWS, rounding_mode="floor").sum().item() * TILE_ROWS
+    return ExpertLoad(
+        least=int(counts.min()),
+        median=counts.double().quantile(0.5).item(),
+        most=int(counts.max()),
+        idle=int((counts == 0).sum()),
+        padding=1 - index.numel() / rows if rows else 0.0,
+    )
 
 
 class Desk:

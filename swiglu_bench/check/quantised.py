@@ -11,7 +11,7 @@ otherwise may give h another code.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from swiglu_bench.cases.implementation import implementation
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Produced
 from swiglu_bench.check.inputs import Draw
-from swiglu_bench.check.judge import Judge
+from swiglu_bench.check.judge import Judge, Truth
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.rows.record import CODES, TensorCheck
 
@@ -60,46 +60,22 @@ class QuantisedJudge(Judge):
         faults: Mapping[str, Fault] | None = None, distribution: bool = False,
     ) -> tuple[TensorCheck, ...]:  # fmt: skip
         """One verdict for each result, by the operands that were handed over, and one for each of these."""
-        faults = faults or {}
         activations = [value.clone() for value in self.desk.activations(draw)]
         backward = produced.keys() != {"output"}
         upstream = self.desk.upstream(draw).clone() if backward else None
         self.truth(draw, backward)  # for `compare`
-        checks: list[TensorCheck] = [
+        checks = [
             _failed(f"{CODES}{name}", "were not handed over")
             for name in fp8.required(self.problem.case, self.joint)
             if name not in handed
         ]
-
-        def handed_to(name: str, rows: fp8.Rows | None) -> fp8.Quantised:
-            return handed[name] if rows is None else rows.of(name, handed[name])
-
-        def operand_of(rows: fp8.Rows | None) -> fp8.Operand:
-            def operand(name: str, value: Tensor) -> Tensor:
-                if name not in handed:
-                    return value
-                own = handed_to(name, rows)
-                checks.append(self._check(name, value, own))
-                return fp8.dequantise(*own)
-
-            return operand
-
-        def again_of(rows: fp8.Rows | None) -> fp8.Operand:
-            def again(name: str, value: Tensor) -> Tensor:
-                return fp8.dequantise(*handed_to(name, rows), torch.float32) if name in handed else value.float()
-
-            return again
-
-        answer = self._answer(activations, upstream, operand_of)
-        truth = {name: tolerance.Expected.of(one) for name, one in answer.items()}
-        plain = fp8.compute(activations, self.problem.weights, upstream, again_of, self.joint)
-        results = tuple(
-            tolerance.check(
-                label.format(name), value, truth[name], tolerance.tensor_error(plain[name], truth[name]),
-                self.arithmetic, faults.get(name), distribution,
-            )
-            for name, value in produced.items()
-        )  # fmt: skip
+        noted = _operands(handed, torch.float64, lambda *operand: checks.append(self._check(*operand)))
+        answer = self._answer(activations, upstream, noted)
+        expected = {name: tolerance.Expected.of(value) for name, value in answer.items()}
+        again = _operands(handed, torch.float32, lambda *operand: None)
+        plain = fp8.compute(activations, self.problem.weights, upstream, again, self.joint)
+        losses = {name: tolerance.tensor_error(plain[name], truth) for name, truth in expected.items()}
+        results = self._verdicts(produced, Truth(expected, losses), label, faults or {}, distribution)
         unique = {check.tensor: check for check in sorted(checks, key=lambda check: not check.ok)}
         return (*results, *(replace(check, tensor=label.format(check.tensor)) for check in unique.values()))
 
@@ -151,6 +127,24 @@ def judge_of(joint: bool, quantised_dx: bool, quantised_dw: bool) -> type[Quanti
     declare = implementation("quantised reference", scopes=scopes, description="SwiGLU on quantised operands")
     found = {**way, "definition": declare(partial(fp8.defined, **way))}
     return type("QuantisedJudge", (QuantisedJudge,), found)
+
+
+def _operands(
+    handed: Mapping[str, fp8.Quantised], dtype: torch.dtype, note: Callable[[str, Tensor, fp8.Quantised], None]
+) -> fp8.OperandOf:
+    """Operands by what was handed over for them, the others as they are; `note` gets each with its right values."""
+
+    def operand_of(rows: fp8.Rows | None) -> fp8.Operand:
+        def operand(name: str, value: Tensor) -> Tensor:
+            if name not in handed:
+                return value.to(dtype)
+            own = handed[name] if rows is None else rows.of(name, handed[name])
+            note(name, value, own)
+            return fp8.dequantise(*own, dtype)
+
+        return operand
+
+    return operand_of
 
 
 def _distance(quantised: fp8.Quantised, value: Tensor) -> float:

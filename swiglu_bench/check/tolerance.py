@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import scipy.special
@@ -138,19 +137,11 @@ def tensor_error(value: Tensor, truth: Tensor | Expected, distribution: bool = F
     if not distribution:
         return TensorError(relative, maximum, True, bias, by_chance)
     errors = difference.abs_().flatten()
-    place = _index(int(errors.argmax()), truth.shape)
+    place = tuple(int(index) for index in torch.unravel_index(errors.argmax(), truth.shape))
     ordered = (errors / scale).float().sort().values
     ranks = ((ordered.numel() - 1) // 2, math.ceil(0.999 * ordered.numel()) - 1)
     median, p999 = (ordered[rank].item() for rank in ranks)
     return TensorError(relative, maximum, True, bias, by_chance, median, p999, place)
-
-
-def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, place = divmod(flat, size)
-        index.append(place)
-    return tuple(reversed(index))
 
 
 @dataclass(frozen=True)
@@ -196,29 +187,21 @@ class Budget:
 
 def budget_of(truth: Tensor | Expected, eager: TensorError, arithmetic: Arithmetic) -> Budget:
     """The errors allowed on a tensor, from eager's."""
-    expected = Expected.of(truth)
-    elements = expected.truth.numel()
-    roundoff = unit_roundoff(arithmetic.dtype)
-    summation = arithmetic.summation
+    expected, roundoff, anyway = Expected.of(truth), unit_roundoff(arithmetic.dtype), arithmetic.lost_anyway
     peak = expected.peak / (expected.rms or 1.0)
-    chance = scatter(min(elements, max(1, arithmetic.hidden_elements // UNEVEN)))
+    chance = scatter(min(expected.truth.numel(), max(1, arithmetic.hidden_elements // UNEVEN)))
     few = max(1.0, chance / MARGIN)
+    norm_floor, element_floor = (few * (part * roundoff + arithmetic.summation) + anyway for part in (0.5, 1.0))
     return Budget(
-        relative=max(MARGIN, chance) * eager.relative + few * (roundoff / 2 + summation) + arithmetic.lost_anyway,
-        maximum=max(MAX_MARGIN, chance) * eager.maximum
-        + (few * (roundoff + summation) + arithmetic.lost_anyway) * peak,
+        relative=max(MARGIN, chance) * eager.relative + norm_floor,
+        maximum=max(MAX_MARGIN, chance) * eager.maximum + element_floor * peak,
     )
 
 
 def check(
-    name: str,
-    value: Tensor | None,
-    truth: Tensor | Expected,
-    eager: TensorError,
-    arithmetic: Arithmetic,
-    fault: Fault | None = None,
-    distribution: bool = False,
-) -> TensorCheck:
+    name: str, value: Tensor | None, truth: Tensor | Expected, eager: TensorError, arithmetic: Arithmetic,
+    fault: Fault | None = None, distribution: bool = False,
+) -> TensorCheck:  # fmt: skip
     """The verdict on one tensor, which has the truth's shape unless it has a `fault`.
 
     `eager` is eager PyTorch's error on the same inputs.
@@ -246,17 +229,8 @@ def check(
             text = f"its values are off by {error.bias:+.2e} on average, away from zero (eager's by {eager.bias:+.2e})"
             fault = Fault("bias", text)
     return TensorCheck(
-        tensor=name,
-        ok=fault is None,
-        error=error.relative,
-        eager_error=eager.relative,
-        allowed=budget.relative,
-        max_error=error.maximum,
-        eager_max_error=eager.maximum,
-        max_allowed=budget.maximum,
-        reason=fault.reason if fault else "",
-        check=fault.check if fault else "",
-        median_error=error.median,
-        p999_error=error.p999,
-        worst_index=error.worst_index,
-    )
+        tensor=name, ok=fault is None, error=error.relative, eager_error=eager.relative, allowed=budget.relative,
+        max_error=error.maximum, eager_max_error=eager.maximum, max_allowed=budget.maximum,
+        reason=fault.reason if fault else "", check=fault.check if fault else "", median_error=error.median,
+        p999_error=error.p999, worst_index=error.worst_index,
+    )  # fmt: skip

@@ -34,8 +34,6 @@ right, token by token."""
 SLACK = 3.0
 """Eager's errors count this many times: in the tail and over 32 tokens the errors of a right implementation in fp16 are
 up to three times eager's by chance, and what the scenarios look for is wrong by far more."""
-
-
 VALUES = (Values.WIDE, Values.UNEVEN_UPSTREAM)
 """The kinds of values that a layer is asked for beside normal ones."""
 
@@ -50,25 +48,34 @@ class Seeds:
     inputs: tuple[int, int, int]
 
 
-class Layer:
-    """One layer: a contender's, or the reference's in any dtype."""
+Results = dict[str, Tensor]
+
+
+class UsedLayer:
+    """One layer of a model: a contender's, or the reference's in any dtype."""
 
     def __init__(self, implementation: Implementation, problem: Problem) -> None:
         self.built = Built(implementation, problem)
         self.forward = self.built.forward
 
-    def gradients(self) -> dict[str, Tensor]:
-        """What has gathered in the weights, by their names."""
+    def gradients(self) -> Results:
+        """Copies of what has gathered in the weights, by their names."""
         own = {name: value.grad for name, value in self.built.parameters.items() if value.grad is not None}
-        return {f"d {name}": value for name, value in self.built.layout.take_apart(own).items()}
+        return {f"d {name}": value.clone() for name, value in self.built.layout.take_apart(own).items()}
+
+    def train(self, activations: Sequence[Tensor], upstream: Tensor) -> Results:
+        """A forward and a backward: the output, and gradients of the activations that require them."""
+        output = self.forward(*activations)
+        torch.autograd.backward(output, upstream)
+        return {"output": output.detach(), **_gradients(activations)}
 
 
 @dataclass(frozen=True)
-class Setting:
+class Arrangement:
     """What every scenario is given: two layers, other weights for the first, and three sets of inputs."""
 
-    layer: Layer
-    tail: Layer
+    layer: UsedLayer
+    tail: UsedLayer
     """Its gates are around TAIL for `tail_inputs`."""
     other_weights: Mapping[str, Tensor]
     inputs: Sequence[Sequence[Tensor]]
@@ -80,39 +87,32 @@ class Setting:
         return [leaf(value.clone()) for value in self.inputs[number]]
 
 
-Results = dict[str, Tensor]
-
-
-def two_calls(given: Setting) -> Results:
+def two_calls(given: Arrangement) -> Results:
     """Two forwards, then one backward through both."""
     given.layer.built.drop_gradients()
     first, second = given.leaves(0), given.leaves(1)
     outputs = [given.layer.forward(*first), given.layer.forward(*second)]
     torch.autograd.backward(outputs, list(given.upstream[:2]))
     return {
-        **{f"output {number + 1}": value.detach() for number, value in enumerate(outputs)},
-        **_gradients(first, " 1"), **_gradients(second, " 2"), **_clones(given.layer.gradients()),
+        "output 1": outputs[0].detach(), "output 2": outputs[1].detach(), **_gradients(first, " 1"),
+        **_gradients(second, " 2"), **given.layer.gradients(),
     }  # fmt: skip
 
 
-def accumulated(given: Setting) -> Results:
+def accumulated(given: Arrangement) -> Results:
     """A backward into gradients that are there already: they add up."""
-    leaves = given.leaves(2)
-    torch.autograd.backward(given.layer.forward(*leaves), given.upstream[2])
-    return {**_gradients(leaves), **_clones(given.layer.gradients())}
+    found = given.layer.train(given.leaves(2), given.upstream[2])
+    return _without_output(found) | given.layer.gradients()
 
 
-def changed_weights(given: Setting) -> Results:
+def changed_weights(given: Arrangement) -> Results:
     """Weights changed in place between two calls, as by an optimiser."""
     given.layer.built.drop_gradients()
     given.layer.built.set_weights(given.other_weights)
-    leaves = given.leaves(0)
-    output = given.layer.forward(*leaves)
-    torch.autograd.backward(output, given.upstream[0])
-    return {"output": output.detach(), **_gradients(leaves), **_clones(given.layer.gradients())}
+    return given.layer.train(given.leaves(0), given.upstream[0]) | given.layer.gradients()
 
 
-def two_layers(given: Setting) -> Results:
+def two_layers(given: Arrangement) -> Results:
     """A second layer of the same shape with other weights, called in between."""
     given.layer.built.drop_gradients()
     first, second = given.leaves(0), [leaf(value.clone()) for value in given.tail_inputs]
@@ -122,49 +122,43 @@ def two_layers(given: Setting) -> Results:
     own = {f"{name} of the first": value for name, value in given.layer.gradients().items()}
     return {
         "output of the second": outputs[1].detach(), **_gradients(first, " of the first"),
-        **_gradients(second, " of the second"), **_clones(own | given.tail.gradients()),
+        **_gradients(second, " of the second"), **own, **given.tail.gradients(),
     }  # fmt: skip
 
 
-def inputs_without_gradient(given: Setting) -> Results:
+def inputs_without_gradient(given: Arrangement) -> Results:
     """Activations that need no gradient, as in the first layer of a model."""
     given.layer.built.drop_gradients()
-    output = given.layer.forward(*(value.clone() for value in given.inputs[0]))
-    torch.autograd.backward(output, given.upstream[0])
-    return _clones(given.layer.gradients())
+    given.layer.train([value.clone() for value in given.inputs[0]], given.upstream[0])
+    return given.layer.gradients()
 
 
-def frozen_weights(given: Setting) -> Results:
+def frozen_weights(given: Arrangement) -> Results:
     """Weights that need no gradient: the activations' are the same."""
     parameters = given.layer.built.parameters.values()
     for value in parameters:
         value.requires_grad_(False)
     try:
-        leaves = given.leaves(0)
-        torch.autograd.backward(given.layer.forward(*leaves), given.upstream[0])
-        return _gradients(leaves)
+        return _without_output(given.layer.train(given.leaves(0), given.upstream[0]))
     finally:
         for value in parameters:
             value.requires_grad_()
 
 
-def batches(given: Setting) -> Results:
+def batches(given: Arrangement) -> Results:
     """[batch, sequence, features] instead of [tokens, features]."""
     leaves = [leaf(value.clone().unflatten(0, (2, -1))) for value in given.inputs[0]]
-    output = given.layer.forward(*leaves)
-    torch.autograd.backward(output, given.upstream[0].unflatten(0, (2, -1)))
-    return {"output": output.detach().flatten(0, 1), **{n: v.flatten(0, 1) for n, v in _gradients(leaves).items()}}
+    found = given.layer.train(leaves, given.upstream[0].unflatten(0, (2, -1)))
+    return {name: value.flatten(0, 1) for name, value in found.items()}
 
 
-def strided(given: Setting) -> Results:
+def strided(given: Arrangement) -> Results:
     """Activations and an upstream gradient that are not contiguous."""
     leaves = [leaf(_every_other_column(value)) for value in given.inputs[0]]
-    output = given.layer.forward(*leaves)
-    torch.autograd.backward(output, _every_other_column(given.upstream[0]))
-    return {"output": output.detach(), **_gradients(leaves)}
+    return given.layer.train(leaves, _every_other_column(given.upstream[0]))
 
 
-def other_lengths(given: Setting) -> Results:
+def other_lengths(given: Arrangement) -> Results:
     """Fewer tokens and more, in inference between a forward and its backward."""
     given.layer.built.drop_gradients()
     leaves = given.leaves(0)
@@ -175,11 +169,11 @@ def other_lengths(given: Setting) -> Results:
     torch.autograd.backward(output, given.upstream[0])
     return {
         "output": output.detach(), "output of fewer": few, "output of more": many, **_gradients(leaves),
-        **_clones(given.layer.gradients()),
+        **given.layer.gradients(),
     }  # fmt: skip
 
 
-def changed_output(given: Setting) -> Results:
+def changed_output(given: Arrangement) -> Results:
     """An output that the model changes in place before the backward."""
     leaves = given.leaves(1)
     output = given.layer.forward(*leaves)
@@ -188,7 +182,7 @@ def changed_output(given: Setting) -> Results:
     return {"output": output.detach(), **_gradients(leaves)}
 
 
-def nan_and_inf(given: Setting) -> Results:
+def nan_and_inf(given: Arrangement) -> Results:
     """A token with a NaN and one with an Inf: they reach what they reach in eager, and no other token."""
     inputs = [value.clone() for value in given.inputs[0]]
     inputs[0][3, 5], inputs[0][7, 11] = torch.nan, torch.inf
@@ -196,15 +190,14 @@ def nan_and_inf(given: Setting) -> Results:
         return {"output": given.layer.forward(*inputs)}
 
 
-def nan_and_inf_upstream(given: Setting) -> Results:
+def nan_and_inf_upstream(given: Arrangement) -> Results:
     """An upstream gradient with a NaN and an Inf, which a loss scaler has to find."""
-    leaves, upstream = given.leaves(0), given.upstream[0].clone()
+    upstream = given.upstream[0].clone()
     upstream[3, 5], upstream[7, 11] = torch.nan, torch.inf
-    torch.autograd.backward(given.layer.forward(*leaves), upstream)
-    return _gradients(leaves)
+    return _without_output(given.layer.train(given.leaves(0), upstream))
 
 
-Scenario = Callable[[Setting], Results]
+Scenario = Callable[[Arrangement], Results]
 REQUIRED: tuple[Scenario, ...] = (two_calls, accumulated, changed_weights, two_layers)
 """In this order: each goes on where the one before has left the layer."""
 TOLERATED: tuple[Scenario, ...] = (
@@ -214,8 +207,6 @@ TOLERATED: tuple[Scenario, ...] = (
 """What an implementation may refuse with an error; a wrong result is one here, too."""
 WEIGHTS_ONLY = (changed_weights, two_layers, inputs_without_gradient, frozen_weights)
 """Those that make no sense without weights that learn."""
-
-
 IN_TAIL = frozenset({"two_layers: output of the second", "two_layers: d input 0 of the second"})
 """Results of gates far below zero."""
 ROUTING_WEIGHTS = f"{Values.UNEVEN_UPSTREAM}: top_k_weights"
@@ -231,7 +222,7 @@ BUILD = "build"
 def wanted(implementation: Implementation, case: Case) -> list[str]:
     """Names of all that an implementation is asked for: kinds of values, and scenarios; none without gradients."""
     asked = scenarios(implementation, case)
-    return [*(one.value for one in VALUES), *(one.__name__ for one in asked)] if asked else []
+    return [*(values.value for values in VALUES), *(scenario.__name__ for scenario in asked)] if asked else []
 
 
 def scenarios(implementation: Implementation, case: Case) -> tuple[Scenario, ...]:
@@ -241,7 +232,7 @@ def scenarios(implementation: Implementation, case: Case) -> tuple[Scenario, ...
     weights = set(implementation.gradients(case.scope)) & {"w_gate"}
     asked = REQUIRED if of_suites_compiler(implementation) else REQUIRED + TOLERATED
     spared = {changed_output} if implementation.precision_of(case) else set()  # its definition's output is a view
-    return tuple(one for one in asked if (weights or one not in WEIGHTS_ONLY) and one not in spared)
+    return tuple(scenario for scenario in asked if (weights or scenario not in WEIGHTS_ONLY) and scenario not in spared)
 
 
 def small_case(case: Case, device_type: str) -> Case:
@@ -259,15 +250,15 @@ def of_suites_compiler(implementation: Implementation) -> bool:
     return implementation.backend == "inductor" and implementation.source.startswith("swiglu_bench.")
 
 
-def arrange(implementation: Implementation, case: Case, device: torch.device, seeds: Seeds) -> Setting:
+def arrange(implementation: Implementation, case: Case, device: torch.device, seeds: Seeds) -> Arrangement:
     """Build the layers and draw the inputs, in the case's dtype."""
     problem = make_problem(case, device, seed=seeds.weights)
     tail = make_problem(case, device, seed=seeds.tail_weights, gate_offset=TAIL)
     desk, tail_desk = Desk(problem), Desk(tail, TAIL)
     draws = [Draw(seed) for seed in seeds.inputs]
-    return Setting(
-        layer=Layer(implementation, problem),
-        tail=Layer(implementation, tail),
+    return Arrangement(
+        layer=UsedLayer(implementation, problem),
+        tail=UsedLayer(implementation, tail),
         other_weights=make_problem(case, device, seed=seeds.other_weights).parameters,
         inputs=[[value.clone() for value in desk.activations(draw)] for draw in draws],
         tail_inputs=[value.clone() for value in tail_desk.activations(draws[0])],
@@ -275,7 +266,7 @@ def arrange(implementation: Implementation, case: Case, device: torch.device, se
     )
 
 
-def in_fp64(given: Setting) -> Setting:
+def in_fp64(given: Arrangement) -> Arrangement:
     """The same with the reference's layers and everything in fp64."""
 
     def double(value: Tensor) -> Tensor:
@@ -284,20 +275,20 @@ def in_fp64(given: Setting) -> Setting:
     def doubles(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: double(value) for name, value in values.items()}
 
-    def layer(one: Layer) -> Layer:
-        problem = one.built.problem
+    def layer(original: UsedLayer) -> UsedLayer:
+        problem = original.built.problem
         exact = replace(problem, weights=doubles(problem.weights), biases=doubles(problem.biases))
-        return Layer(one.built.implementation, exact)
+        return UsedLayer(original.built.implementation, exact)
 
-    return Setting(
+    return Arrangement(
         layer(given.layer), layer(given.tail), doubles(given.other_weights),
-        [list(map(double, one)) for one in given.inputs], list(map(double, given.tail_inputs)),
+        [list(map(double, values)) for values in given.inputs], list(map(double, given.tail_inputs)),
         list(map(double, given.upstream)),
     )  # fmt: skip
 
 
-class Expected:
-    """What the scenarios have to yield, from the reference: their truth in fp64, and eager's results and errors."""
+class UseJudge:
+    """Judges what scenarios yield, by the reference: by their truth in fp64, and by eager's results and errors."""
 
     def __init__(
         self, case: Case, device: torch.device, seeds: Seeds, wanted: Sequence[str], gradients: Sequence[str],
@@ -311,7 +302,7 @@ class Expected:
         self._eager: Results = {}
         built = given.layer.built
         answer = judge(built.problem).answer
-        for values in (one for one in VALUES if one.value in wanted):
+        for values in (values for values in VALUES if values in wanted):
             draw = Draw(seeds.inputs[0], values)
             eager = built.train(draw)
             truth = answer(built.desk.activations(draw), built.desk.upstream(draw))
@@ -321,7 +312,7 @@ class Expected:
                 truth = {name: value for name, value in truth.items() if name not in built.parameters}
             self.truth |= {f"{values}: {name}": value for name, value in truth.items()}
             self._eager |= {f"{values}: {name}": eager[name] for name in truth}
-        for scenario in (one for one in REQUIRED + TOLERATED if one.__name__ in wanted):
+        for scenario in (scenario for scenario in REQUIRED + TOLERATED if scenario.__name__ in wanted):
             for store, results in ((self.truth, scenario(exact)), (self._eager, scenario(given))):
                 store.update({f"{scenario.__name__}: {name}": value for name, value in results.items()})
         frozen = set(WEIGHTS[case.scope]) - set(gradients)
@@ -367,9 +358,11 @@ class Expected:
 
 
 def _gradients(leaves: Sequence[Tensor], suffix: str = "") -> Results:
-    return {
-        f"d input {number}{suffix}": leaf.grad for number, leaf in enumerate(leaves) if leaf.grad is not None
-    }  # fmt: skip
+    return {f"d input {number}{suffix}": leaf.grad for number, leaf in enumerate(leaves) if leaf.grad is not None}
+
+
+def _without_output(found: Results) -> Results:
+    return {name: value for name, value in found.items() if name != "output"}
 
 
 def _evened(value: Tensor, truth: Tensor, eager: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -377,10 +370,6 @@ def _evened(value: Tensor, truth: Tensor, eager: Tensor) -> tuple[Tensor, Tensor
     sizes = torch.linalg.vector_norm(truth.flatten(1), dim=1).view(-1, *[1] * (truth.dim() - 1))
     sizes = torch.where(sizes == 0, 1.0, sizes)
     return value.double() / sizes, truth / sizes, eager.double() / sizes
-
-
-def _clones(values: Mapping[str, Tensor]) -> Results:
-    return {name: value.clone() for name, value in values.items()}
 
 
 def _every_other_column(value: Tensor) -> Tensor:

@@ -16,21 +16,18 @@ import typer
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli import measure
-from swiglu_bench.cli.audit import audit
+from swiglu_bench.cli.check import audit, inspect, selftest
 from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, show
-from swiglu_bench.cli.kernels import inspect
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
 from swiglu_bench.cli.options import Command, command_of, folding
-from swiglu_bench.cli.recommend import recommend
-from swiglu_bench.cli.report import report
-from swiglu_bench.cli.selftest import selftest
+from swiglu_bench.cli.report import recommend, report
 from swiglu_bench.cli.tp import tp
 from swiglu_bench.cli.train import train
 from swiglu_bench.cli.tune import tune
+from swiglu_bench.options import AuditOptions
 from swiglu_bench.rows.csv_table import CutShort
-from swiglu_bench.sweep.options import AuditOptions
 from swiglu_bench.version import __version__
 
 app = typer.Typer(
@@ -58,11 +55,9 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
 
 for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
-        _paragraphs = [
-            " ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")
-        ]  # Typer keeps line ends
+        # Typer keeps line ends
+        _paragraphs = [" ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")]
         app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(folding(_command))
-
 
 _show_warning = warnings.showwarning
 

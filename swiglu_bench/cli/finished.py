@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiglu_bench import options
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
+from swiglu_bench.options import HOW, OUTPUT, Text, option
+from swiglu_bench.request import split
 from swiglu_bench.show import text
-from swiglu_bench.sweep import options
-from swiglu_bench.sweep.options import HOW, OUTPUT, Text, option
-from swiglu_bench.sweep.request import split
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +49,7 @@ class RowOptions:
             implementation=[] if baseline else self.names,
             shape=_parts("--shape", self.shape),
             tokens=[str(count) for count in parse_tokens(self.tokens)] if self.tokens is not None else [],
-            dtype=[one.value for one in parse_dtypes(self.dtype)] if self.dtype is not None else [],
+            dtype=[known.value for known in parse_dtypes(self.dtype)] if self.dtype is not None else [],
             scope=_parts("--scope", self.scope),
             mode=_parts("--mode", self.mode),
         )
@@ -248,9 +248,9 @@ def publish(
     from contextlib import closing
 
     from swiglu_bench.machine.machine import slug_of
+    from swiglu_bench.output import wandb_run
     from swiglu_bench.rows.finished_run import load_run
-    from swiglu_bench.rows.training import steps_of
-    from swiglu_bench.sweep.output import wandb_run
+    from swiglu_bench.rows.training import seeds_of
 
     found = load_run(run)
     wanted = options.WandbOptions(
@@ -261,8 +261,9 @@ def publish(
     say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
     with closing(sent):
-        for step in steps_of(found.place) if found.place else ():
-            sent.step(step)
+        for row in seeds_of(found.place) if found.place else ():
+            for number in range(row.steps or 0):
+                sent.step(row, number)
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:

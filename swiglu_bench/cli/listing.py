@@ -10,11 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench import request
 from swiglu_bench.cases.cases import Case, Scope
+from swiglu_bench.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
 from swiglu_bench.rows.figures import token_text
 from swiglu_bench.show import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
 
 if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation
@@ -70,10 +70,10 @@ def list_(
 def implementations(known: Sequence[Implementation], this: Machine) -> list[dict[str, Any]]:
     """Facts of each implementation, and why it is unavailable on this machine, if it is."""
     return [
-        {fact: getattr(one, fact) for fact in FACTS}
-        | {fact: sorted(getattr(one, fact)) for fact in ("scopes", "variant", "offers")}
-        | {"unavailable": one.unavailable(this.device_type, capability=this.compute_capability)}
-        for one in known
+        {fact: getattr(entry, fact) for fact in FACTS}
+        | {fact: sorted(getattr(entry, fact)) for fact in ("scopes", "variant", "offers")}
+        | {"unavailable": entry.unavailable(this.device_type, capability=this.compute_capability)}
+        for entry in known
     ]
 
 
@@ -81,9 +81,9 @@ def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
     from swiglu_bench.cases.shapes import ShapeFile, all_configs
 
     found: dict[str, list[dict[str, Any]]] = {"shapes": [], "sweeps": []}
-    for one in all_configs():
-        kind = "shapes" if isinstance(one.content, ShapeFile) else "sweeps"
-        found[kind].append({"name": one.name, **one.content.model_dump()})
+    for config in all_configs():
+        kind = "shapes" if isinstance(config.content, ShapeFile) else "sweeps"
+        found[kind].append({"name": config.name, **config.content.model_dump()})
     return found
 
 
@@ -103,8 +103,8 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
         if detail:
             sources = table("Sources", "name", "source")
             sources.columns[0].no_wrap = True
-            for one in (*told["shapes"], *told["sweeps"]):
-                sources.add_row(Text(one["name"], "bold"), one["source"])
+            for entry in (*told["shapes"], *told["sweeps"]):
+                sources.add_row(Text(entry["name"], "bold"), entry["source"])
             yield sources
         else:
             yield Text("--detail: where each is from.", "dim")
@@ -122,14 +122,14 @@ def _sizes(told: Mapping[str, Any]) -> Iterator[Table]:
         found = table(kind.title(), "name", *columns)
         found.columns[0].no_wrap = True
         separator = "," if kind == "shapes" else ", "
-        for one in told[kind]:
+        for entry in told[kind]:
             shown = {
-                **one,
-                "tokens": separator.join(map(token_text, one["tokens"] or ())) or "the shapes' own",
-                "experts": f"{one['experts']}, top {one['top_k']}" if one.get("experts") else "",
-                "shapes": ", ".join(one.get("shapes", ())),
+                **entry,
+                "tokens": separator.join(map(token_text, entry["tokens"] or ())) or "the shapes' own",
+                "experts": f"{entry['experts']}, top {entry['top_k']}" if entry.get("experts") else "",
+                "shapes": ", ".join(entry.get("shapes", ())),
             }
-            found.add_row(Text(one["name"], "bold"), *(str(shown[column]) for column in columns))
+            found.add_row(Text(entry["name"], "bold"), *(str(shown[column]) for column in columns))
         yield found
 
 
@@ -145,13 +145,15 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     found = table("Implementations", "name", "scopes", "what it is")
     found.columns[0].no_wrap = True
     found.columns[1].max_width = 10  # many scopes take another line, so that descriptions have room
-    here = [one for one in known if one["unavailable"] is None]
-    for one in here:
-        what = Text(in_brief(one["description"]), no_wrap=True, overflow="ellipsis")
-        found.add_row(Text(one["name"], "bold"), _scopes(one), what)
+    here = [entry for entry in known if entry["unavailable"] is None]
+    for entry in here:
+        what = Text(in_brief(entry["description"]), no_wrap=True, overflow="ellipsis")
+        found.add_row(Text(entry["name"], "bold"), _scopes(entry), what)
     yield found
     yield from _marks(here)
-    for line in by_reason("not here", ((one["unavailable"], one["name"]) for one in known if one["unavailable"])):
+    for line in by_reason(
+        "not here", ((entry["unavailable"], entry["name"]) for entry in known if entry["unavailable"])
+    ):
         yield Text(line, "yellow")
     yield Text(
         "--detail: gradients, weights and every description; --shapes: sizes by name; --machine: this one.", "dim"
@@ -164,30 +166,32 @@ def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
 
     found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
     found.columns[0].no_wrap = found.columns[4].no_wrap = True
-    for one in known:
-        reason = one["unavailable"]
+    for entry in known:
+        reason = entry["unavailable"]
         here = Text("yes", "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
-        trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
-        found.add_row(Text(one["name"], "bold"), _scopes(one), trains, one["weight_layout"], here, one["description"])
+        trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[entry["trains"]]
+        found.add_row(
+            Text(entry["name"], "bold"), _scopes(entry), trains, entry["weight_layout"], here, entry["description"]
+        )
     yield found
     yield from _marks(known)
     yield from notes.lines()
 
 
-def _scopes(one: Mapping[str, Any]) -> str:
+def _scopes(entry: Mapping[str, Any]) -> str:
     """Its scopes, with a star where it is compared only on request."""
-    if len(one["scopes"]) == len(Scope):
+    if len(entry["scopes"]) == len(Scope):
         return "all"
-    asked = one["scopes"] if one["on_request"] else one["variant"]
-    if set(one["scopes"]) == DENSE:
+    asked = entry["scopes"] if entry["on_request"] else entry["variant"]
+    if set(entry["scopes"]) == DENSE:
         return "dense" + "*" * bool(asked)
-    return " ".join(name + "*" * (name in asked) for name in one["scopes"])
+    return " ".join(name + "*" * (name in asked) for name in entry["scopes"])
 
 
 def _marks(shown: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    if any(_scopes(one).startswith("dense") for one in shown):
+    if any(_scopes(entry).startswith("dense") for entry in shown):
         yield Text("dense: activation, glu and mlp; dense*: at some of them only if --impl names it.", "dim")
-    if any("*" in _scopes(one) for one in shown):
+    if any("*" in _scopes(entry) for entry in shown):
         yield Text("*: at this scope it is compared only if --impl names it.", "dim")
 
 

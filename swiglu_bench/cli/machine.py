@@ -16,16 +16,16 @@ from rich.text import Text
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cli.listing import table
+from swiglu_bench.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
+from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.rows import run_folder
 from swiglu_bench.show import text
-from swiglu_bench.sweep.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
-from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
     import torch
 
     from swiglu_bench.machine.ceilings_cache import Figure, Limits
-    from swiglu_bench.worker.noise import Pair, Summary
+    from swiglu_bench.tasks.noise import Pair, Summary
 
 SHAPES = "llama7b,llama3-8b,llama3-70b"
 """Whose products `ceilings` measures on a GPU, at 8192 tokens; on a CPU those of the smoke shape, at 512."""
@@ -144,23 +144,19 @@ def noise(
     text.check("--format", form, text.TABLE, "json")
     import tempfile
 
-    from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.output import default_folder
     from swiglu_bench.show import csv_file
     from swiglu_bench.show.console import Bar
-    from swiglu_bench.sweep.output import default_folder
-    from swiglu_bench.worker import noise as measuring
+    from swiglu_bench.tasks import noise as measuring
     from swiglu_bench.worker.competitor import competitors
-    from swiglu_bench.worker.crew import Crew
+    from swiglu_bench.worker.court import Court
     from swiglu_bench.worker.settings import Settings, Task
 
     chosen = machine.find_device(device)
-    on_gpu = chosen.type == "cuda"
-    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
-    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
-    case = Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
+    case = _noise_case(chosen.type == "cuda", tokens)
     this, console = machine.describe(chosen), text.screen(form)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     path = out or default_folder(this, "noise.csv", machine.now())
@@ -174,14 +170,14 @@ def noise(
         others = stack.enter_context(competitors(chosen)) if under_load else 0
         beside = f" beside {others} programs that compete with them" if others else ""
         say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")
-        crew = Crew(settings, this, TIMEOUT_S, Path(logs))
-        stack.callback(crew.end)
-        series = measuring.Pairs(crew, case, pytorch.eager)
+        court = Court(settings, this, TIMEOUT_S, Path(logs))
+        stack.callback(court.end)
+        series = measuring.noise(court, case, [pytorch.eager])
         try:
             bar = stack.enter_context(Bar(console, pairs))
             for number in range(pairs):
                 bar.tell(f"timing pair {number + 1} of {pairs}", number)
-                found.append(series.measure())
+                found.append(next(series))
                 file.append([_noise_row(number, found[-1])])
         except KeyboardInterrupt:
             console.print(f"Interrupted after {len(found)} pairs.", style="yellow")
@@ -189,7 +185,7 @@ def noise(
         raise typer.Exit(INTERRUPTED)
     summary = measuring.summarise(found)
     if form == "json":
-        rows = [dict(zip(NOISE_COLUMNS, _noise_row(*one), strict=True)) for one in enumerate(found)]
+        rows = [dict(zip(NOISE_COLUMNS, _noise_row(*pair), strict=True)) for pair in enumerate(found)]
         about = {"kind": "noise", "machine": this.as_dict(), "file": str(path), **dataclasses.asdict(summary)}
         text.put(text.as_json(about | {"rows": rows}))
     else:
@@ -198,6 +194,14 @@ def noise(
     if len(found) < pairs:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(int(summary.false_positives > 0.05 * len(found)))
+
+
+def _noise_case(on_gpu: bool, tokens: int | None) -> Case:
+    from swiglu_bench.cases.shapes import load_shapes
+
+    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
+    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
+    return Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
 
 
 def _noise_row(number: int, pair: Pair) -> list[object]:
@@ -254,17 +258,17 @@ def doctor(
             _check_kernels(chosen)
         findings = list(examine(chosen, cross_check=clock))
     if form == "json":
-        text.put(text.as_json({"kind": "doctor", "rows": [dataclasses.asdict(one) for one in findings]}))
+        text.put(text.as_json({"kind": "doctor", "rows": [dataclasses.asdict(finding) for finding in findings]}))
     else:
         console, checks = text.screen(), table("", "check", "", "found", "what to do")
         checks.columns[0].no_wrap = checks.columns[1].no_wrap = True
-        for one in findings:
-            severity = Text(one.severity, SEVERITY_STYLES[one.severity])
-            checks.add_row(one.check, severity, Text(one.found), Text(one.advice, "dim"))
+        for finding in findings:
+            severity = Text(finding.severity, SEVERITY_STYLES[finding.severity])
+            checks.add_row(finding.check, severity, Text(finding.found), Text(finding.advice, "dim"))
         console.print(checks)
-        counts = {severity: sum(one.severity is severity for one in findings) for severity in Severity}
+        counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
         console.print(", ".join(f"{count} {severity}" for severity, count in counts.items() if count), highlight=False)
-    raise typer.Exit(int(any(one.severity is Severity.FAIL for one in findings)))
+    raise typer.Exit(int(any(finding.severity is Severity.FAIL for finding in findings)))
 
 
 def _check_kernels(device: torch.device) -> None:

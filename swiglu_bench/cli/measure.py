@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
+from swiglu_bench.options import COMMANDS, HOW, Form, SweepOptions, option
 from swiglu_bench.show import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import COMMANDS, HOW, Form, SweepOptions, option
-from swiglu_bench.sweep.perform import perform
+from swiglu_bench.tasks.sweep import perform
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,5 +76,5 @@ def _dry_run(command: str, options: SweepOptions, console: Console, form: str) -
     with request.requested(command, options, console, request.command_line()) as asked:
         free_bytes = free_memory_bytes(asked.settings.device)
         cases = listing.planned(asked.settings, asked.cases, free_bytes)
-        names = [one.name for one in asked.implementations]
+        names = [known.name for known in asked.implementations]
     listing.put_plan(form, command, cases, names, free_bytes)

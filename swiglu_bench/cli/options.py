@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from swiglu_bench.sweep.options import RARE, parameters
+from swiglu_bench.options import RARE, parameters
 
 
 class Command(TyperCommand):
@@ -18,9 +18,9 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
-        short = any(one.name == "help_all" for one in self.params) and not ctx.params.get("help_all")
-        for one in self.params:
-            setattr(one, "hidden", short and one.name in RARE)  # noqa: B010 -- mypy: only options have it
+        short = any(option.name == "help_all" for option in self.params) and not ctx.params.get("help_all")
+        for option in self.params:
+            setattr(option, "hidden", short and option.name in RARE)  # noqa: B010 -- mypy: only options have it
         super().format_help(ctx, formatter)
 
 
@@ -41,14 +41,14 @@ HELP_ALL = inspect.Parameter(
 def folding(command: Callable[..., None]) -> Callable[..., None]:
     """The command with --help-all, if it has rare options."""
     shown = list(inspect.signature(command, eval_str=True).parameters.values())
-    if not any(one.name in RARE for one in shown):
+    if not any(parameter.name in RARE for parameter in shown):
         return command
 
     @functools.wraps(command)
     def folded(help_all: bool = False, **values: Any) -> None:
         command(**values)
 
-    named = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in shown]
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
     setattr(folded, "__signature__", inspect.Signature([*named, HELP_ALL]))  # noqa: B010 -- mypy knows no such attribute
     return folded
 

@@ -1,7 +1,7 @@
 """The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
 
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.contenders import experts, fp8, fp8_experts, fused, liger, peers, pytorch, unsloth
+from swiglu_bench.contenders import experts, fp8, fp8_experts, fused, liger, peers, pytorch
 
 CATALOGUE: tuple[Implementation, ...] = (
     pytorch.eager,
@@ -11,7 +11,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     pytorch.compiled_max_autotune,
     liger.liger,
     liger.liger_mlp,
-    unsloth.unsloth,
+    fused.unsloth,
     peers.quack,
     peers.quack_tuned,
     peers.flash_swiglu_mlp,

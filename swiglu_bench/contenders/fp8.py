@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swiglu_bench.cases.problem import Problem
 
 SCOPES, DTYPES = (Scope.GLU, Scope.MLP), (Dtype.BFLOAT16,)
-TENSORWISE, ROWWISE, BLOCKWISE = (one for one in Precision if one)
+TENSORWISE, ROWWISE, BLOCKWISE = (precision for precision in Precision if precision)
 
 
 def by_products(problem: Problem, *, package: str = "torch", compiled: bool = False, quantised_dw: bool = True) -> Step:
@@ -64,7 +64,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
         )
 
     def forward(x: Tensor) -> Tensor:
-        return ways[0](x, *weights) if torch.is_grad_enabled() else ways[1](x, *(one() for one in kept))
+        return ways[0](x, *weights) if torch.is_grad_enabled() else ways[1](x, *(codes() for codes in kept))
 
     def hand_over(into: dict[str, Quantised] | None) -> None:
         for layer in layers:
@@ -208,14 +208,14 @@ def _build_fused(problem: Problem, weight_grad: str) -> Step:
     import torch
 
     from swiglu_bench.contenders.fp8_linear import Kept
-    from swiglu_kernels.operations.fp8 import hand_over, quantise, swiglu_mlp_fp8
+    from swiglu_kernels.ops.fp8.operation import hand_over, quantise, swiglu_mlp_fp8
 
     recipe = str(problem.case.precision).removeprefix("fp8-")
     weights = list(problem.weights.values())
     kept = [Kept(weight, partial(quantise, recipe=recipe, weight=True)) for weight in weights]
 
     def forward(x: Tensor) -> Tensor:
-        given = weights if torch.is_grad_enabled() else [one() for one in kept]
+        given = weights if torch.is_grad_enabled() else [codes() for codes in kept]
         w_gate, w_up, w_down = (*given, None)[:3]
         return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad)
 
@@ -226,7 +226,7 @@ def _fused(name: str, weight_grad: str, description: str) -> Implementation:
     call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r})"
     declare = implementation(
         name, scopes=SCOPES, dtypes=DTYPES, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton",
-        package="swiglu_kernels.operations.fp8", multiple=16, variant=() if weight_grad == "fp8" else SCOPES,
+        package="swiglu_kernels.ops.fp8.operation", multiple=16, variant=() if weight_grad == "fp8" else SCOPES,
         quantises_dw=weight_grad == "fp8",
         usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
     )  # fmt: skip

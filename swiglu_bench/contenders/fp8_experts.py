@@ -65,7 +65,7 @@ def by_grouped_products(problem: Problem, *, compiled: bool = False) -> Step:
         def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
             if torch.is_grad_enabled():
                 return ways[0](x, index, weights, *given)
-            return ways[1](x, index, weights, *(one() for one in kept))
+            return ways[1](x, index, weights, *(codes() for codes in kept))
 
         return forward
 
@@ -99,7 +99,7 @@ scaled_grouped_compiled = _scaled("scaled-grouped-compile", "scaled-grouped unde
     description="swiglu_experts with fp8 products: those of the forward; the backward's are in bf16",
     weight_layout="packed",
     backend="triton",
-    package="swiglu_kernels.operations.experts_fp8",
+    package="swiglu_kernels.ops.experts.fp8_experts",
     multiple=16,
     quantises_dx=False,
     quantises_dw=False,
@@ -112,8 +112,8 @@ def fused(problem: Problem) -> Step:
 
     from swiglu_bench.contenders.fp8_linear import Kept
     from swiglu_kernels import swiglu_experts
-    from swiglu_kernels.operations.fp8 import hand_over, quantise
-    from swiglu_kernels.portable.fp8_codes import Quantised
+    from swiglu_kernels.ops.fp8.operation import hand_over, quantise
+    from swiglu_kernels.ops.fp8.portable_codes import Quantised
 
     precision = str(problem.case.precision)
 
@@ -122,7 +122,7 @@ def fused(problem: Problem) -> Step:
         kept = [Kept(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
 
         def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*one()) for one in kept)
+            w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*codes()) for codes in kept)
             return swiglu_experts(x, w_gate_up, w_down, index, weights, precision=precision)
 
         return forward

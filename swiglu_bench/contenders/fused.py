@@ -1,4 +1,4 @@
-"""The kernels of swiglu_kernels: the gate alone, and one launch for both projections and the gate.
+"""The kernels of swiglu_kernels: the gate alone, as Unsloth has it too, and one launch for projections and gate.
 
 The fused rows differ in their backward: whether weights get gradients, who computes them, and whether gate and up were
 kept (`-preact`) or are computed again from x.
@@ -40,6 +40,28 @@ def silu_mul(problem: Problem) -> Step:
     from swiglu_kernels import silu_mul
 
     return around(problem, silu_mul)
+
+
+@implementation(
+    "unsloth",
+    scopes=DENSE,
+    description="Unsloth-style SiLU-mul: one pass forward, one in-place pass backward, between two nn.Linear",
+    usage="from swiglu_kernels import unsloth_silu_mul; h = unsloth_silu_mul(gate, up, overwrite=True)",
+    backend="triton",
+    imports="swiglu_kernels",
+    offers=("bias",),
+    overwrites=("gate", "up"),
+    footprints={
+        Scope.ACTIVATION: Footprint(saved=0, phases=((2, 0, 0),)),
+        Scope.GLU: Footprint(saved=2, phases=((4, 0, 0), (3, 1, 1), (2, 2, 2))),
+        Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3))),
+    },
+)
+def unsloth(problem: Problem) -> Step:
+    """Its backward overwrites gate and up."""
+    from swiglu_kernels import unsloth_silu_mul
+
+    return around(problem, partial(unsloth_silu_mul, overwrite=True))
 
 
 def _build_glu(problem: Problem, **choices: Any) -> Step:
@@ -148,5 +170,5 @@ _MLP_ROWS = (  # name, usage, choices, description
     ("fused-mlp-auto", "patch_model(model", {"save": "auto"}, "swiglu_mlp with every option on auto"),
 )  # fmt: skip
 _FAMILY = (silu_mul, *(_glu_row(*row) for row in _GLU_ROWS), *(_mlp_row(*row) for row in _MLP_ROWS))
-ROWS = {one.name: one for one in _FAMILY}
+ROWS = {row.name: row for row in _FAMILY}
 """The family by name, in the order in which tables show it."""

@@ -19,8 +19,8 @@ import platformdirs
 import torch
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
-from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.machine.machine import Machine
+from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE, copy_gbps, matmul_tflops
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.csv_table import write_whole
@@ -141,5 +141,5 @@ def ceilings(machine: Machine, device: torch.device, dtype: torch.dtype, clock: 
     """The two rates that a sweep's limits are computed from."""
     limits = Limits(machine, device, clock)
     copy, product = limits.copy(), limits.product(dtype)
-    at = min(copy, product, key=lambda one: one.at).at_text
+    at = min(copy, product, key=lambda figure: figure.at).at_text
     return Ceilings(copy.value, product.value, at, copy.unsure or product.unsure)

@@ -14,11 +14,10 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from swiglu_bench.machine import system_file
-from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import installed
 from swiglu_bench.machine.nvml import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer
-from swiglu_bench.measure import crosscheck
+from swiglu_bench.machine.system import file_value, look
+from swiglu_bench.measure import profilers
 
 TESTED = {"torch": ("2.11", "2.15"), "triton": ("3.6", "3.9"), "liger-kernel": ("0.8.5", "0.8.5")}
 """Oldest and newest minor versions that the suite was run with."""
@@ -227,7 +226,7 @@ def _pairing() -> Finding:
     """A torch release is built and tested with one triton, which its metadata names."""
     check, triton = "torch and triton", installed("triton")
     wanted = [Requirement(text) for text in importlib.metadata.requires("torch") or []]
-    named = [one for one in wanted if one.name == "triton" and (one.marker is None or one.marker.evaluate())]
+    named = [asked for asked in wanted if asked.name == "triton" and (not asked.marker or asked.marker.evaluate())]
     if not triton or not named:
         return Finding(check, "this torch names no triton" if triton else "triton is not installed", UNKNOWN)
     fits = named[0].specifier.contains(triton, prereleases=True)
@@ -252,7 +251,7 @@ def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     advice = "Samples and compiled kernels need room."
     yield Finding("free disk", *_judged(f"{free / 2**30:.1f} GiB", free < FREE_DISK_BYTES, WARN, advice))
-    governor = system_file.value(sys_folder / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    governor = file_value(sys_folder / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor is None:
         yield Finding("CPU governor", "not reported, as in a virtual machine", UNKNOWN)
     else:
@@ -265,7 +264,7 @@ def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:
         found = f"others use {load.others:.1f} of {load.cpus} CPUs, {load.steal:.0%} stolen"
         advice = "Host time, latency and CPU times suffer; wait for the other programs."
         yield Finding("CPU load", *_judged(found, bool(load.reason("cpu")), WARN, advice))
-    mains = [system_file.value(supply / "online") for supply in (sys_folder / "class/power_supply").glob("*")]
+    mains = [file_value(supply / "online") for supply in (sys_folder / "class/power_supply").glob("*")]
     if "0" in mains and "1" not in mains:
         yield Finding("power supply", "battery", WARN, "Plug it in: clocks are lower on battery.")
 
@@ -276,12 +275,12 @@ def clock_findings(device: torch.device) -> Iterator[Finding]:
     if device.type != "cuda":
         yield Finding(check, "needs a GPU", UNKNOWN)
         return
-    advice = f"They differ by more than {crosscheck.TOLERANCE:.0%}: do not trust times here."
-    for one in crosscheck.agreements(device):
-        if isinstance(one, str):
-            yield Finding(check, one, UNKNOWN)
+    advice = f"They differ by more than {profilers.TOLERANCE:.0%}: do not trust times here."
+    for agreement in profilers.agreements(device):
+        if isinstance(agreement, str):
+            yield Finding(check, agreement, UNKNOWN)
         else:
-            between = f", {one.between_us:.1f} us between event and kernel" if one.between_us else ""
-            both = f"{one.ours_us:.1f} us, profiler {one.profiler_us:.1f} us{between}"
-            found = f"{one.workload}: {both} ({one.difference:+.1%})"
-            yield Finding(check, *_judged(found, not one.holds, FAIL, advice))
+            between = f", {agreement.between_us:.1f} us between event and kernel" if agreement.between_us else ""
+            both = f"{agreement.ours_us:.1f} us, profiler {agreement.profiler_us:.1f} us{between}"
+            found = f"{agreement.workload}: {both} ({agreement.difference:+.1%})"
+            yield Finding(check, *_judged(found, not agreement.holds, FAIL, advice))

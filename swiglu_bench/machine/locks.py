@@ -18,10 +18,10 @@ POLL_S = 0.5
 
 
 def device(
-    one: torch.device, command: str, wait: bool, tell: Callable[[str], object]
+    chosen: torch.device, command: str, wait: bool, tell: Callable[[str], object]
 ) -> contextlib.AbstractContextManager[None]:
     """Hold a device as `gpu` does, so that nothing else measures on it meanwhile; a CPU has no lock."""
-    return gpu(gpu_uuid(one), command, wait, tell) if one.type == "cuda" else contextlib.nullcontext()
+    return gpu(gpu_uuid(chosen), command, wait, tell) if chosen.type == "cuda" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

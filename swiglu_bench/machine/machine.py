@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.machine import sources, system_file
+from swiglu_bench.machine import sources
 from swiglu_bench.machine.nvml import Gpu, NoAnswer, gpu_uuid
+from swiglu_bench.machine.system import file_value
 from swiglu_bench.version import __version__
 
 
@@ -149,7 +150,7 @@ def capability(device: torch.device) -> str:
 
 
 def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    sizes = [system_file.value(path, r"^(\d+)K$") for path in folder.glob("index*/size")]
+    sizes = [file_value(path, r"^(\d+)K$") for path in folder.glob("index*/size")]
     return max((int(size) * 1024 for size in sizes if size), default=None)
 
 
@@ -175,7 +176,7 @@ def free_memory_bytes(device: torch.device) -> int:
 def host_memory_bytes(available: bool = False) -> int:
     """The machine's memory, or the part of it that programs may still take, in bytes."""
     field = "MemAvailable" if available else "MemTotal"
-    kib = system_file.value(Path("/proc/meminfo"), rf"^{field}:\s+(\d+) kB")
+    kib = file_value(Path("/proc/meminfo"), rf"^{field}:\s+(\d+) kB")
     if kib:
         return int(kib) * 1024
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -223,5 +224,5 @@ def _own_version() -> str:
 
 
 def _cpu_name() -> str:
-    listed = system_file.value(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
+    listed = file_value(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
     return listed or platform.processor() or platform.machine()

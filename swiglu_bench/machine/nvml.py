@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from swiglu_bench.machine import system_file
+from swiglu_bench.machine.system import file_value
 from swiglu_bench.rows.record import GpuState
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def _is_ours(pid: int) -> bool:
     while pid:
         if pid in (os.getpid(), first.pid):
             return True
-        pid = int(system_file.value(Path(f"/proc/{pid}/status"), r"^PPid:\s+(\d+)$") or 0)
+        pid = int(file_value(Path(f"/proc/{pid}/status"), r"^PPid:\s+(\d+)$") or 0)
     return False
 
 

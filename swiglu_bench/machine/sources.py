@@ -22,8 +22,15 @@ def origins() -> dict[str, str | None]:
     return {name: spec.origin if spec else None for name, spec in specs.items()}
 
 
+def of_file(file: Path) -> str:
+    """A digest of one file."""
+    from swiglu_kernels.runtime.sources import digest
+
+    return digest([file])
+
+
 def _sources(package: str) -> str:
-    from swiglu_kernels.launches.sources import digest  # imports torch, which what shows finished runs does without
+    from swiglu_kernels.runtime.sources import digest  # imports torch, which what shows finished runs does without
 
     spec = importlib.util.find_spec(package)
     assert spec is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -58,35 +59,17 @@ def bare_products(
     multiplied by torch._scaled_mm with scales of 1 to bf16, at sizes rounded up to multiples of 16, which it takes.
     """
     if dtype is torch.float8_e4m3fn:
-        return _scaled_products(products, device)
+        scale = torch.ones((), device=device)
+        scaled = partial(torch._scaled_mm, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+        sizes = [[size + -size % 16 for size in product] for product in products]
+        return _all([partial(scaled, _drawn(device, dtype, m, k), _drawn(device, dtype, n, k).T) for m, n, k in sizes])
 
     def drawn(outer: int, k: int) -> Tensor:
         if k * dtype.itemsize % ALIGNMENT_BYTES == 0 or outer * dtype.itemsize % ALIGNMENT_BYTES:
-            return torch.randn(outer, k, device=device).to(dtype)
-        return torch.randn(k, outer, device=device).to(dtype).T
+            return _drawn(device, dtype, outer, k)
+        return _drawn(device, dtype, k, outer).T
 
-    operands = [(drawn(m, k), drawn(n, k)) for m, n, k in products]
-
-    def run() -> list[Tensor]:
-        with torch.no_grad():
-            return [a @ b.T for a, b in operands]
-
-    return run
-
-
-def _scaled_products(products: Sequence[tuple[int, int, int]], device: torch.device) -> Callable[[], list[Tensor]]:
-    one = torch.ones((), device=device)
-
-    def drawn(outer: int, k: int) -> Tensor:
-        return torch.randn(outer + -outer % 16, k + -k % 16, device=device).to(torch.float8_e4m3fn)
-
-    operands = [(drawn(m, k), drawn(n, k)) for m, n, k in products]
-
-    def run() -> list[Tensor]:
-        with torch.no_grad():
-            return [torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16) for a, b in operands]
-
-    return run
+    return _all([partial(torch.matmul, drawn(m, k), drawn(n, k).T) for m, n, k in products])
 
 
 def grouped_products(
@@ -103,14 +86,21 @@ def grouped_products(
     product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
     ends = counts.cumsum(0, dtype=torch.int32)
 
-    def drawn(*size: int) -> Tensor:
-        return torch.randn(size, device=counts.device).to(dtype)
-
+    drawn = partial(_drawn, counts.device, dtype)
     operands = [(drawn(m, k), drawn(len(counts), n, k).mT) for m, n, k in of_rows]
     operands += [(drawn(k, m).T, drawn(k, n)) for m, n, k in of_weights]
+    return _all([partial(product, *pair, offs=ends) for pair in operands])
+
+
+def _drawn(device: torch.device, dtype: torch.dtype, *size: int) -> Tensor:
+    return torch.randn(size, device=device).to(dtype)
+
+
+def _all(calls: Sequence[Callable[[], Tensor]]) -> Callable[[], list[Tensor]]:
+    """All of some calls, one after the other, without autograd."""
 
     def run() -> list[Tensor]:
         with torch.no_grad():
-            return [product(a, b, offs=ends) for a, b in operands]
+            return [call() for call in calls]
 
     return run

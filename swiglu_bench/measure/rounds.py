@@ -20,16 +20,16 @@ A contender for which all of them failed has one attempt a round, until one succ
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A name, and a function that takes one sample: of the given round, by a host that needs about so many us."""
+class TimedCall:
+    """A contender's name, and how to take a sample of it: in a round, by a host that needs about so many us."""
 
     name: str
     take: Callable[[int, float], Sample]
 
 
-def on_clock(name: str, clock: Clock, prepare: Callable[[int], Callable[[], Any]]) -> Contender:
+def on_clock(name: str, clock: Clock, prepare: Callable[[int], Callable[[], Any]]) -> TimedCall:
     """A contender in this process: `prepare` readies the call of a round untimed and returns it."""
-    return Contender(name, lambda number, lead_us: clock.sample(prepare(number), lead_us))
+    return TimedCall(name, lambda number, lead_us: clock.sample(prepare(number), lead_us))
 
 
 @dataclass(frozen=True)
@@ -106,27 +106,24 @@ class Rounds:
 
 
 def run_rounds(
-    contenders: Sequence[Contender],
+    contenders: Sequence[TimedCall],
     rule: Rule,
     *,
     baseline: str | None = None,
     seed: int = 0,
     before_inspection: Callable[[int], None] = lambda number: None,
     inspect: Callable[[str, int, Any], None] | None = None,
-    inspected_rounds: int = 1,
     on_round: Callable[[int], Mapping[str, Exception] | None] = lambda number: None,
-    on_turn: Callable[[str], None] = lambda name: None,
     now: Callable[[], float] | None = None,
     device_works: Callable[[], bool] = lambda: True,
 ) -> Rounds:
     """Time all contenders in interleaved rounds.
 
-    `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
-    next call; no contender can know which rounds are the last. `before_inspection(round)` is called before each call
-    that will be inspected is prepared, `on_turn` with a contender's name before each of its turns. `on_round` is called
-    after each round, warm-up included (negative numbers); contenders that it returns take no further part. `now`
-    returns the seconds that the rule counts, by default those of the wall clock. Raises DeviceLost where a contender
-    fails and `device_works` says that it broke the device for all.
+    `inspect(name, round, result)` sees what the calls of the last round returned, each before the next call; no
+    contender can know which round is the last. `before_inspection(round)` is called before each of these calls is
+    prepared. `on_round` is called after each round, warm-up included (negative numbers); contenders that it returns
+    take no further part. `now` returns the seconds that the rule counts, by default those of the wall clock. Raises
+    DeviceLost where a contender fails and `device_works` says that it broke the device for all.
     """
     now = now or time.perf_counter
     shuffle = random.Random(seed)
@@ -142,7 +139,6 @@ def run_rounds(
                 time.sleep(rule.rest_s)
             if inspected:
                 before_inspection(number)
-            on_turn(contender.name)
             try:
                 sample = _take(contender, number, leads[contender.name])
                 if inspected and inspect:
@@ -160,18 +156,17 @@ def run_rounds(
 
     for number in range(-rule.warmup_rounds, 0):
         play(number, keep=False, inspected=False)
-    began, number, last, next_check, stopped_by = now(), 0, 0, rule.min_rounds, ""
-    while not stopped_by or number < last:
-        play(number, keep=True, inspected=bool(stopped_by))
+    began, number, next_check, stopped_by = now(), 0, rule.min_rounds, ""
+    while not stopped_by:
+        play(number, keep=True, inspected=False)
         number += 1
-        if not stopped_by:
-            last = number + inspected_rounds
-            spent_s = now() - began
-            stopped_by = _spent(rule, number, last, spent_s)
-            if not stopped_by and last >= next_check and spent_s >= rule.min_s:
-                next_check = math.ceil(1.25 * last)  # frequent checks would mistake chance for precision sooner
-                if _precise(timings, rule, baseline):
-                    stopped_by = "precision"
+        rounds, spent_s = number + 1, now() - began  # with the inspected one
+        stopped_by = _spent(rule, rounds, spent_s * rounds / number)
+        if not stopped_by and rounds >= next_check and spent_s >= rule.min_s:
+            next_check = math.ceil(1.25 * rounds)  # frequent checks would mistake chance for precision sooner
+            if _precise(timings, rule, baseline):
+                stopped_by = "precision"
+    play(number, keep=True, inspected=True)
     return Rounds(timings, stopped_by)
 
 
@@ -186,7 +181,7 @@ class _Lead:
     """No spin was long enough: its call waits for the GPU, spin included, as every `.item()` does."""
 
 
-def _take(contender: Contender, number: int, lead: _Lead) -> Sample:
+def _take(contender: TimedCall, number: int, lead: _Lead) -> Sample:
     for _ in range(1 if lead.waits else RETRIES):
         sample = contender.take(number, lead.us)
         lead.least_us = min(lead.least_us, sample.queue_us)
@@ -200,13 +195,13 @@ def _take(contender: Contender, number: int, lead: _Lead) -> Sample:
     return sample
 
 
-def _spent(rule: Rule, number: int, last: int, spent_s: float) -> str:
-    """Which allowance is spent after this many rounds, or "". The inspected rounds still follow, up to `last`."""
-    if last < rule.min_rounds:
+def _spent(rule: Rule, rounds: int, expected_s: float) -> str:
+    """Which allowance is spent with so many rounds, which take about `expected_s`, or ""."""
+    if rounds < rule.min_rounds:
         return ""
-    if last >= rule.max_rounds:
+    if rounds >= rule.max_rounds:
         return "rounds"
-    return "budget" if spent_s * last / number >= rule.budget_s else ""
+    return "budget" if expected_s >= rule.budget_s else ""
 
 
 def _precise(timings: dict[str, Timing], rule: Rule, baseline: str | None) -> bool:

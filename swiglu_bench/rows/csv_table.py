@@ -15,6 +15,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from swiglu_bench.cases.errors import BadInput
@@ -62,12 +63,19 @@ def header(file: Path) -> tuple[str, ...]:
         return tuple(next(csv.reader(opened), ()))
 
 
-def read(file: Path, kind: type[Row], name: str = "", make: Callable[..., Row] | None = None) -> list[Row]:
-    """The whole lines of a CSV file as objects; raises BadInput for one that is not a file called `name`."""
+def read(
+    file: Path, kind: type[Row], name: str = "", make: Callable[..., Row] | None = None,
+    called: Mapping[str, str] = MappingProxyType({}),
+) -> list[Row]:  # fmt: skip
+    """The whole lines of a CSV file as objects; raises BadInput for one that is not a file called `name`.
+
+    `called` has the fields of columns that are not called as their field; "" for columns that are read over.
+    """
     found: list[Row] = []
     try:
         for row in texts(file):
-            found.append(typed(kind, row, make))
+            known = {called.get(column, column): text for column, text in row.items() if called.get(column, column)}
+            found.append(typed(kind, known, make))
         return found
     except (OSError, ValueError, TypeError, csv.Error) as error:
         what = f"{name or file.name} that this version can read"

@@ -5,28 +5,24 @@ Below it, ratios of any two rows that were timed in the same rounds, from the sa
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.cases import Mode
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, ratio_interval, verdict
-from swiglu_bench.rows import csv_table
+from swiglu_bench.rows import csv_table, samples
 from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck, unique
 from swiglu_bench.rows.run_folder import (
     CHECKS,
     RECORDS,
     SPLIT,
     SPLIT_SAMPLES,
-    enter_samples,
     frame_of,
-    parsed_sample,
     read_about,
     read_layout,
     records_file,
@@ -35,9 +31,6 @@ from swiglu_bench.rows.training import STEPS, FinishedTraining, as_of_all_runs, 
 
 if TYPE_CHECKING:
     import pandas
-
-Key = tuple[str, ...]
-Line = TypeVar("Line")
 
 
 @dataclass(frozen=True)
@@ -146,13 +139,10 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     file = folder / SPLIT if split else records_file(path)
     records = read_layout(file, "tp" if split else "run")
     if beside and records:
-        layout = LAYOUTS[records[0].kind]
-        rounds = _beside(file.with_name(layout.samples), partial(parsed_sample, records[0].kind), layout.key)
-        checks = _beside(file.with_name(CHECKS), _check, layout.key)
+        samples.attach(records, file.parent)
+        checks = samples.beside(file.with_name(CHECKS), _check, LAYOUTS[records[0].kind].key)
         for record in records:
-            key = tuple(csv_table.cell(getattr(record, name)) for name in layout.key)
-            enter_samples(record, rounds.get(key, ()))
-            record.tensor_checks = tuple(checks.get(key, ()))
+            record.tensor_checks = tuple(checks.get(samples.key_of(record), ()))
     return FinishedRun(records, read_about(file.parent), file.parent)
 
 
@@ -195,20 +185,6 @@ def table_label(case: tuple[Any, ...]) -> str:
     """What the cases of one table have in common, in a line of text."""
     shape, _, _, scope, mode, dtype, *_ = case
     return f"{shape} {scope} {mode} {dtype}"
-
-
-def _beside(file: Path, made: Callable[[dict[str, str]], Line], key: Sequence[str]) -> dict[Key, list[Line]]:
-    """The lines of another file of the run by the record that they belong to, in the file's order."""
-    found: dict[Key, list[Line]] = {}
-    try:
-        for row in csv_table.texts(file):
-            found.setdefault(tuple(row[column] for column in key), []).append(made(row))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-        reason = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
-        raise BadInput(f"{file} cannot be read: {reason}; fix or delete it.") from None
-    return found
 
 
 def _check(row: dict[str, str]) -> TensorCheck:

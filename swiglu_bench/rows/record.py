@@ -322,9 +322,10 @@ class Record:
         "loss", "nats")
     eager_spread: Number = figure("standard deviation over seeds of eager's final loss", "nats")
     curve: str = text("`same`, `within seeds`, `differs` or `unknown`")
-    held_out_loss: Number = figure("mean over seeds", "nats", LOWER)
+    held_out_loss: Number = figure("loss after the last step, over data that was never trained on; mean over seeds",
+        "nats", LOWER)
     metric: str = text("`accuracy` or `perplexity`, of held-out data")
-    metric_mean: Number = figure("mean over seeds")
+    metric_mean: Number = figure("accuracy, or perplexity, on the same data; mean over seeds")
     metric_spread: Number = figure("standard deviation over seeds")
     step_ms: Number = figure("median time of a training step in interleaved rounds", "ms", LOWER, form=".4g",
         head="step")
@@ -334,13 +335,10 @@ class Record:
     block_forward_ms: Number = figure("forward of all blocks of a step", "ms", LOWER, head="fwd")
     block_backward_ms: Number = figure("backward of all blocks of a step", "ms", LOWER, head="bwd")
     optimizer_ms: Number = figure("AdamW's update", "ms", head="AdamW")
-    block_ratio: Number = figure("time of one block by itself, forward and backward, ÷ eager's", better=LOWER)
-    expected_ratio: Number = figure("ratio that Amdahl's law predicts from `block_ratio` and eager's `block_share`, "
-        "without the optimiser's work on weights that are not trained", form=".3f", head="expected")
-    as_expected: bool | None = figure("whether `ratio` agrees with `expected_ratio`")
     difference_low: Number = figure("lower end of the 95% interval of `difference` over seeds (Student's t)", "nats",
         since=6)
     difference_high: Number = figure("upper end", "nats", since=6)
+    seconds: Number = figure("duration of the training from this seed", "s", LOWER)
 
     # audit: `verdict` is one of AuditVerdict
     check: str = text("name of the check")
@@ -354,8 +352,8 @@ class Record:
     """The GPU after each round, in order; empty without a GPU."""
     tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
     """The verdict per tensor; what `verify` shows."""
-    parts_ms: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
-    """Of several GPUs: the samples of compute_ms, comm_ms and single_ms, in order of rounds."""
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
+    """What else the file of samples has, by column: of `tp` for each round, of a trained seed for each step."""
     kind: str = "run"
     """The layout of the file that the row belongs to, by name."""
     source: Record | None = field(default=None, repr=False)
@@ -363,7 +361,9 @@ class Record:
 
     def row(self) -> dict[str, Any]:
         """The row as its file has it: every column, in order."""
-        return {name: getattr(self, name) for name in LAYOUTS[self.kind].columns()}
+        layout = LAYOUTS[self.kind]
+        values = [getattr(self, name) for name in layout.columns()]
+        return dict(zip(layout.header(), values, strict=True))
 
     def end(self, status: Status, reason: str) -> Self:
         """Set the status and the reason; unless the row is ok, its figures are deleted."""
@@ -471,10 +471,22 @@ class FileLayout:
     """What names a row in the files beside it."""
     samples: str = ""
     """The file with the samples of the rows; empty: there is none."""
+    called: Mapping[str, str] = field(default_factory=dict)
+    """The figure of each column whose name in this file is not the figure's; "" for a column that only old files have.
+    """
 
     def columns(self, schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
-        """The columns that the file has at a schema version."""
+        """The figures that the file has at a schema version."""
         return tuple(name for name in self.names if FIGURES[name].since <= schema)
+
+    def header(self) -> tuple[str, ...]:
+        """The first line of the file, as it is written now."""
+        heads = {figure: column for column, figure in self.called.items()}
+        return tuple(heads.get(name, name) for name in self.columns())
+
+    def figures(self, header: Sequence[str]) -> tuple[str, ...]:
+        """The figures that a file with this first line has."""
+        return tuple(name for column in header if (name := self.called.get(column, column)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,7 +552,11 @@ LAYOUTS = {
         "aa_low", "aa_high", "rounds", "stopped_by",
         *_names[_names.index("block_share") : _names.index("difference_low")], "saved_bytes", "peak_bytes", "device",
         "torch", "triton", "version", "timestamp", "precision", "difference_low", "difference_high",
-    )),
+    ), ("run_id", "implementation"), called=dict.fromkeys(("block_ratio", "expected_ratio", "as_expected"), "")),
+    "seeds": FileLayout(
+        "runs.csv", ("implementation", "seed", "steps", "parameters", "held_out_loss", "metric_mean", "seconds"),
+        ("implementation", "seed"), "train.csv", {"metric": "metric_mean"},
+    ),
     "workload": FileLayout("workload.csv", (
         "shape", "scope", "mode", "dtype", "implementation", "baseline", "time_ms", "ratio", "ratio_low", "ratio_high",
         "verdict", "reason",
@@ -586,4 +602,10 @@ def _of_audit(about: About, columns: About) -> dict[str, Any]:
     return {"verdict": AuditVerdict(columns["verdict"])}
 
 
-MORE = {"run": lambda about, columns: {}, "tp": _of_tp, "training": _of_training, "audit": _of_audit}
+MORE = {
+    "run": lambda about, columns: {},
+    "seeds": lambda about, columns: {},
+    "tp": _of_tp,
+    "training": _of_training,
+    "audit": _of_audit,
+}

@@ -6,20 +6,17 @@ A file of rows has the columns of its layout. What these do not say follows from
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
-from swiglu_bench.rows.figures import Figure
-from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, GpuState, Record, row_of
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, Record, row_of
 
 if TYPE_CHECKING:
     import pandas
@@ -32,18 +29,6 @@ AUDIT = LAYOUTS["audit"].file
 SPLIT, SPLIT_SAMPLES = LAYOUTS["tp"].file, LAYOUTS["tp"].samples
 """Of `tp`."""
 RUN = "run.json"
-STATE = ("sm_mhz", "power_w", "temperature_c", "throttle")
-"""Of the GPU after the round."""
-PARTS = ("compute_ms", "comm_ms", "single_ms")
-OF_ROUNDS = {"run": ("time_ms", "twin_ms", *STATE), "tp": ("time_ms", "twin_ms", *PARTS)}
-"""What is known of each round, by kind of row."""
-SAMPLE_COLUMNS = {kind: (*LAYOUTS[kind].key, "round", *names) for kind, names in OF_ROUNDS.items()}
-SAMPLE_FIGURES = {
-    "round": Figure("number of the round, from 0; samples of two implementations in the same round form one ratio"),
-    "twin_ms": Figure("on the baseline's rows: the sample of the first additional baseline process (A/A)", "ms"),
-}
-"""What rows do not have."""
-Round = dict[str, Any]
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool", bool | None: "boolean"}
 
 
@@ -139,10 +124,10 @@ def read_layout(file: Path, kind: str) -> list[Record]:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if names not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
+    if layout.figures(names) not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
     about = {} if kind == "run" else read_about(file.parent)
-    return csv_table.read(file, Record, layout.file, partial(row_of, kind, about))
+    return csv_table.read(file, Record, layout.file, partial(row_of, kind, about), layout.called)
 
 
 def read_records(path: Path) -> pandas.DataFrame:
@@ -163,35 +148,3 @@ def frame_of(records: Sequence[Record]) -> pandas.DataFrame:
     frame = pandas.DataFrame(rows, columns=list(names), dtype=object)
     frame["status"] = [record.status.value for record in records]
     return frame.astype({name: _DTYPES.get(FIGURES[name].kind, "str") for name in names})
-
-
-def sample_lines(record: Record) -> Iterator[list[Any]]:
-    """The lines of samples.csv that belong to a row."""
-    known: dict[str, Sequence[Any]] = {"time_ms": record.samples_ms, "twin_ms": record.twin_ms, **record.parts_ms}
-    known |= {name: [getattr(state, name) for state in record.states] for name in STATE}
-    key = attrgetter(*LAYOUTS[record.kind].key)(record)
-    rounds = itertools.zip_longest(*(known.get(name, ()) for name in OF_ROUNDS[record.kind]))
-    for number, values in enumerate(rounds):
-        yield [*key, number, *values]
-
-
-def parsed_sample(kind: str, line: Mapping[str, str]) -> Round:
-    """The figures of one line of samples; raises ValueError or KeyError for a malformed line.
-
-    Old files of samples lack columns; those of `tp` always had all.
-    """
-    cells = {name: line[name] if kind == "tp" else line.get(name) for name in OF_ROUNDS[kind] if name != "time_ms"}
-    numbers: Round = {name: float(cell) if cell else None for name, cell in cells.items() if name != "throttle"}
-    return {"throttle": cells.get("throttle"), **numbers, "time_ms": float(line["time_ms"])}
-
-
-def enter_samples(record: Record, rounds: Sequence[Round]) -> None:
-    """Attach the samples of its rounds to a row that was read from a file."""
-
-    def known(name: str) -> tuple[float, ...]:
-        return tuple(value for taken in rounds if (value := taken.get(name)) is not None)
-
-    record.samples_ms, record.twin_ms = known("time_ms"), known("twin_ms")
-    record.parts_ms = {name: values for name in PARTS if (values := known(name))}
-    states = [GpuState(*map(taken.get, STATE)) for taken in rounds]
-    record.states = tuple(state for state in states if state.sm_mhz is not None or state.power_w is not None)

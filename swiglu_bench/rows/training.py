@@ -1,58 +1,24 @@
-"""The rows of a training run (one per step, per seed and per implementation), and a finished run read back."""
+"""A finished training run: the row of each implementation, and its losses."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.csv_table import read
-from swiglu_bench.rows.figures import key
+from swiglu_bench.rows import samples
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.rows.run_folder import read_about, read_layout
 
-Losses = dict[str, dict[int, list[float]]]
+Losses = Mapping[str, Mapping[int, Sequence[float]]]
 """Of every step, by implementation and seed."""
-Ended = dict[tuple[str, int], tuple["TrainedSeed", list[float]]]
-"""What was trained to the end, by implementation and seed, and its losses."""
-
-STEPS, SEEDS, SUMMARY = "train.csv", "runs.csv", LAYOUTS["training"].file
+SUMMARY, SEEDS, STEPS = LAYOUTS["training"].file, LAYOUTS["seeds"].file, LAYOUTS["seeds"].samples
 PERMUTED = "eager, permuted"
 """eager with its intermediate features in another order: the same model, rounded differently."""
-SAVING_TOLERANCE = 0.2
-"""How far the measured saving may be from the expected one, as a share of the saving."""
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """One step: a line of train.csv."""
-
-    # fmt: off
-    implementation: str = key("name in `swiglu-bench list`, or `eager, permuted`: eager with its sums in another order")
-    seed: int = key("seed of the weights and of the order of the data")
-    step: int = key("number of the step, from 0")
-    loss: float = key("mean over the batch", "nats")
-    learning_rate: float = key("learning rate of this step")
-    step_ms: float = key("wall-clock time until the loss is known, including compilation in the first step; contenders "
-        "ran one after another, so these times cannot be compared", "ms")
-    # fmt: on
-
-
-@dataclass(frozen=True)
-class TrainedSeed:
-    """An implementation trained from one seed to the end: a line of runs.csv."""
-
-    implementation: str = key("as in train.csv")
-    seed: int = key("as in train.csv")
-    steps: int = key("steps of the run")
-    parameters: int = key("number of trained weights")
-    held_out_loss: float = key("loss after the last step, over data that was never trained on", "nats")
-    metric: float = key("accuracy, or perplexity, on the same data")
-    seconds: float = key("duration since its start, or since it was resumed, checks and checkpoints included", "s")
 
 
 class Curve(enum.StrEnum):
@@ -108,27 +74,19 @@ def training_folder(path: Path) -> Path | None:
 def load_training(folder: Path) -> FinishedTraining:
     """Read a training run's folder; raises BadInput for one that has not ended or that this version cannot read."""
     if not (folder / SUMMARY).exists():
-        raise BadInput(
-            f"{folder} is a training run that has not ended: it has no {SUMMARY}; "
-            "resume it with its own command, --out and --resume, or leave it out."
-        )
+        raise BadInput(f"{folder} is a training run that has not ended: it has no {SUMMARY}; leave it out.")
     summaries = read_layout(folder / SUMMARY, "training")
-    finished = ended(steps_of(folder), read(folder / SEEDS, TrainedSeed))
-    losses: Losses = {}
-    for (name, seed), (_, of_steps) in finished.items():
-        losses.setdefault(name, {})[seed] = of_steps
+    losses: dict[str, dict[int, Sequence[float]]] = {}
+    for row in seeds_of(folder):
+        losses.setdefault(row.implementation, {})[row.seed] = row.series["loss"]
     return FinishedTraining(folder, summaries, losses, read_about(folder))
 
 
-def steps_of(folder: Path) -> list[TrainingStep]:
-    """All steps of a training run's folder; none in a folder of another command."""
-    return read(folder / STEPS, TrainingStep) if (folder / STEPS).is_file() else []
-
-
-def ended(steps: Iterable[TrainingStep], seeds: Iterable[TrainedSeed]) -> Ended:
-    """The seeds trained to the end, all of whose steps are there."""
-    losses: dict[tuple[str, int], list[float]] = {}
-    for step in steps:
-        losses.setdefault((step.implementation, step.seed), []).append(step.loss)
-    keyed = {(trained.implementation, trained.seed): trained for trained in seeds}
-    return {key: (seed, losses[key]) for key, seed in keyed.items() if len(losses.get(key, ())) == seed.steps}
+def seeds_of(folder: Path) -> list[Record]:
+    """A row with all steps for each implementation and seed that was trained to the end; none in other folders."""
+    if not (folder / STEPS).is_file():
+        return []
+    rows = read_layout(folder / SEEDS, "seeds")
+    if rows:
+        samples.attach(rows, folder)
+    return [row for row in rows if len(row.series.get("loss", ())) == row.steps]

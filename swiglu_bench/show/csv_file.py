@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.rows import samples
 from swiglu_bench.rows.csv_table import as_csv, reason, write_whole
 from swiglu_bench.rows.figures import figures
 from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, sample_lines
+from swiglu_bench.rows.run_folder import CHECKS
 
 CHECK_FIELDS = tuple(figures(TensorCheck))
 KEY = LAYOUTS["run"].key
@@ -99,8 +100,9 @@ class Table:
 
 
 class CsvFile:
-    """Appends each record to records.csv, samples.csv and checks.csv, or to those of `tp`; `write` returns when it is
-    on the disk.
+    """Appends each record to records.csv, samples.csv and checks.csv, or to the files of another kind of row.
+
+    `write` returns when it is on the disk.
 
     `warn` hears of the first failed write, such as on a full disk. The rows it could not write are kept in memory and
     tried again with every further record and at the end, so that a disk with room again loses nothing.
@@ -109,10 +111,12 @@ class CsvFile:
     def __init__(self, folder: Path, warn: Callable[[str], object] = warnings.warn, kind: str = "run") -> None:
         """Begin the files in `folder`, or go on with those there; raises BadInput if they are not this version's."""
         layout = LAYOUTS[kind]
-        self._beside = {Table(folder / layout.samples, SAMPLE_COLUMNS[kind]): sample_lines}
+        self._beside: dict[Table, Callable[[Record], Iterator[list[Any]]]] = {}
+        if layout.samples:
+            self._beside[Table(folder / layout.samples, samples.COLUMNS[kind])] = samples.lines
         if kind == "run":
             self._beside[Table(folder / CHECKS, CHECK_COLUMNS)] = _checks
-        self._records = Table(folder / layout.file, layout.columns())
+        self._records = Table(folder / layout.file, layout.header())
         self._tables = (*self._beside, self._records)
         self._owner = itemgetter(*layout.key)
         """What a sample or a check has in common with the row that it belongs to."""

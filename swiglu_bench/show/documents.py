@@ -32,20 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from swiglu_bench.cases.errors import BadInput, one_line
-from swiglu_bench.rows import csv_table
+from swiglu_bench.rows import csv_table, samples
 from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, together
 from swiglu_bench.rows.finished_run import FinishedRun
-from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck, grouped, unique
-from swiglu_bench.rows.run_folder import (
-    CHECKS,
-    SAMPLE_COLUMNS,
-    SAMPLE_FIGURES,
-    SPLIT,
-    read_about,
-    read_layout,
-    read_rows,
-)
-from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
+from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout, read_rows
 from swiglu_bench.show import ranking, tables
 from swiglu_bench.show.csv_file import CHECK_COLUMNS
 from swiglu_bench.show.sections import caption, load, only, sections, training_caption
@@ -222,12 +213,18 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
 def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
     """Of every file the columns, and what is declared of those that are not as in a file before it."""
     new = {name: figure for name, figure in FIGURES.items() if name not in COLUMNS}
-    steps, seeds = figures(TrainingStep), figures(TrainedSeed)
     return {
-        **{layout.file: (layout.columns(), FIGURES if kind == "run" else new) for kind, layout in LAYOUTS.items()},
-        **{LAYOUTS[kind].samples: (names, SAMPLE_FIGURES) for kind, names in SAMPLE_COLUMNS.items()},
-        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)), STEPS: (tuple(steps), steps), SEEDS: (tuple(seeds), seeds),
-    }  # fmt: skip
+        **{
+            layout.file: (layout.header(), FIGURES if kind == "run" else new | _renamed(layout))
+            for kind, layout in LAYOUTS.items()
+        },
+        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
+        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)),
+    }
+
+
+def _renamed(layout: FileLayout) -> dict[str, Figure]:
+    return {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
 
 
 def fill_tables(document: Path) -> str:

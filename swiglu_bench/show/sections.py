@@ -298,9 +298,7 @@ def training_caption(training: FinishedTraining) -> str:
         best, *others = sorted(able, key=lambda row: row.ratio or 0.0)
         ties = [row for row in others if ranking.tie(_interval(best), _interval(row), best.noise or 0.0)]
         said += f" Shortest step: {_names([best, *ties])}, {ratio_text(best)} of eager's time"
-        said += (
-            f" ({best.verdict}{f'; expected {best.expected_ratio:.3f}' if best.expected_ratio is not None else ''})."
-        )
+        said += f" ({best.verdict})."
     return said
 
 

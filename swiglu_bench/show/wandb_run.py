@@ -22,7 +22,6 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.rows.figures import MIB
 from swiglu_bench.rows.finished_run import case_of as work_of
 from swiglu_bench.rows.record import COLUMNS, FIGURES, Record, Status, grouped, unique
-from swiglu_bench.rows.training import TrainingStep
 from swiglu_bench.show.ranking import median_ratios, ranked
 
 START_TIMEOUT_S = 30
@@ -34,7 +33,7 @@ CHARTS = ("time_ms", "ratio", "limit_pct", "peak_mib")
 """Those that get a line chart over tokens, all implementations in one."""
 STANDING = ("fastest_at", "median_ratio", "best_ratio", "worst_error_ratio", *(f"rows_{status}" for status in Status))
 """What is told of each implementation over the whole run."""
-TRAINED = ("final_loss", "metric_mean", "step_ms", "expected_ratio", "curve", "verdict")
+TRAINED = ("final_loss", "metric_mean", "step_ms", "curve", "verdict")
 """What the summary says of each implementation that was trained."""
 FACTS = {
     "shapes": "shape", "scopes": "scope", "routings": "routing", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
@@ -102,10 +101,10 @@ class WandbRun:
         if found:
             self._attempt(lambda run: run.log({"tokens": record.tokens, **found}))
 
-    def step(self, step: TrainingStep) -> None:
-        """Log a step of a training."""
-        curve = f"{step.implementation}/seed{step.seed}"
-        found = {"step": step.step, f"loss/{curve}": step.loss, f"step_ms/{curve}": step.step_ms}
+    def step(self, row: Record, number: int = -1) -> None:
+        """Log a step of a training, by default the last one that the row of the seed has."""
+        curve, at = f"{row.implementation}/seed{row.seed}", range(len(row.series["loss"]))[number]
+        found = {"step": at} | {f"{name}/{curve}": row.series[name][at] for name in ("loss", "step_ms")}
         self._attempt(lambda run: run.log(found))
 
     def close(self) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from swiglu_bench.cases.cases import PLAIN, Case, Extras, Mode
 from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, Values, new_draw, new_seed
-from swiglu_bench.check.letterbox import Sizes
-from swiglu_bench.check.results import Fault
+from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.worker.places import Contender, ContenderFailed, Court
+from swiglu_bench.worker.child import ContenderFailed
+from swiglu_bench.worker.court import Contender, Judging
 from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, Report, SampleReport, UsageReport
 
 VALUES = ("relative error", "largest element", "bias")
@@ -54,14 +54,14 @@ class Admitting:
     """Admits the contenders of one case."""
 
     def __init__(
-        self, place: Court, case: Case, drawn: Drawn, *, thorough: bool = False, extras: Extras = PLAIN,
+        self, court: Judging, case: Case, drawn: Drawn, *, thorough: bool = False, extras: Extras = PLAIN,
         used: dict[tuple[str, ...], tuple[TensorCheck, ...]] | None = None,
     ) -> None:  # fmt: skip
         """`thorough` adds what timing has no use for.
 
         `used` keeps the verdicts of a model's use for later cases; without it, that is not asked for.
         """
-        self._place, self._judge, self._case, self._drawn = place, place.judge, case, drawn
+        self._court, self._judge, self._case, self._drawn = court, court.judge, case, drawn
         self._thorough, self._extras = thorough, extras
         self._used = used
 
@@ -141,7 +141,7 @@ class Admitting:
 
         What cannot be recorded is no fault here; `audit` says so.
         """
-        if self._place.settings.device.type != "cuda" or contender.tell("record", Mode.FORWARD):
+        if self._court.settings.device.type != "cuda" or contender.tell("record", Mode.FORWARD):
             return ()
         failed = []
         for draw in self._drawn.draws:
@@ -155,7 +155,7 @@ class Admitting:
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """As a model uses it, once for each scope, variant and dtype; not in Triton's interpreter, without times."""
-        one, settings = contender.implementation, self._place.settings
+        one, settings = contender.implementation, self._court.settings
         if self._used is None or (settings.interpreter and one.backend == "triton"):
             return ()
         key = (one.name, self._case.scope, self._case.dtype, str(self._case.shape.extras))
@@ -170,7 +170,7 @@ class Admitting:
         for which it would compile again.
         """
         one = contender.implementation
-        interpreted = self._place.settings.interpreter and one.backend == "triton"
+        interpreted = self._court.settings.interpreter and one.backend == "triton"
         if self._used is None or interpreted or one.precision_of(self._case) or self._extras != PLAIN:
             return ()
         spared = usage.of_suites_compiler(one) and self._case.mode is not Mode.FORWARD
@@ -193,7 +193,7 @@ class Admitting:
     def use(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """As a model uses it, at a small size; only what failed."""
         one = contender.implementation
-        case = usage.small_case(self._case, self._place.settings.device.type)
+        case = usage.small_case(self._case, self._court.settings.device.type)
         wanted = usage.wanted(one, case)
         if not wanted or one.refuses(case):
             return ()

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.check.inputs import Draw, new_seed
-from swiglu_bench.worker.places import Contender, Place
-from swiglu_bench.worker.round_judge import WrongResult
+from swiglu_bench.worker.court import Contender, Judging
 
 BATCH_MS = 100.0
 FEWEST_CALLS, MOST_CALLS = 4, 64
@@ -36,6 +35,10 @@ it is that share of all that the host does in the loop, short of what is beyond 
 twice as long as the call."""
 
 
+class WrongResult(RuntimeError):
+    """A result of the timed loop is wrong; the message says how."""
+
+
 class WrongTime(RuntimeError):
     """The parent's clock does not agree with a contender's samples; the message says how."""
 
@@ -48,10 +51,10 @@ class Batches:
     """The batches of one case."""
 
     def __init__(
-        self, place: Place, case: Case, contenders: Mapping[str, Contender], names: Callable[[str], Sequence[str]]
+        self, court: Judging, case: Case, contenders: Mapping[str, Contender], names: Callable[[str], Sequence[str]]
     ) -> None:
         """`names` says which results a contender has to hand over."""
-        self._place, self._case, self._contenders, self._names = place, case, contenders, names
+        self._court, self._case, self._contenders, self._names = court, case, contenders, names
         self._least: dict[str, float] = {}
         """What is taken off a batch, the least so far: other programs only add to it, which would hide what is held."""
 
@@ -107,7 +110,7 @@ class Batches:
             if not left:
                 break
             draws = [Draw(new_seed()) for _ in range(calls)]
-            with_backward_ms, forward_ms = self._place.judge.expect_batch(draws)
+            with_backward_ms, forward_ms = self._court.judge.expect_batch(draws)
             self._note_least("with backward", with_backward_ms)
             self._note_least("forward", forward_ms)
             beside = baseline in score and baseline not in failures
@@ -147,7 +150,7 @@ class Batches:
 
     @property
     def _device(self) -> str:
-        return self._place.settings.device.type
+        return self._court.settings.device.type
 
     def _most(self, claimed_ms: float, host_bound: bool) -> float:
         """How many times what its samples say a call may take, `UNSEEN_MS` left out."""
@@ -172,7 +175,7 @@ class Batches:
             took_ms = (self._asked_ms(contender, draws, True) - asking_ms) / len(draws)
             before_ms = self._note_least(f"forward of {name}", took_ms - forward_ms)
         took_ms = sum(self._asked_ms(contender, draws) - asking_ms for _ in range(batches))
-        wrong = self._place.judge.compare_batch(name, self._names(name))
+        wrong = self._court.judge.compare_batch(name, self._names(name))
         if wrong:
             raise WrongResult(f"{wrong}, in the sum of {len(draws)} calls back to back")
         return took_ms / batches / len(draws) - self._inputs_ms - before_ms

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.machine.census import descendants
+from swiglu_bench.machine.system import descendants
 from swiglu_bench.worker import forkserver, worker
-from swiglu_bench.worker.places import CannotGoOn, ContenderFailed
 from swiglu_bench.worker.reports import Malformed
 
 POLL_S = 0.2
@@ -30,6 +29,14 @@ CAN_SUSPEND = sys.platform == "linux"
 """Elsewhere a child that stands still would outlive a parent that is killed."""
 
 log = logging.getLogger(__name__)
+
+
+class CannotGoOn(BaseException):
+    """Ends more than one contender's row; not an Exception, so that no handler of a row's failure takes it for one."""
+
+
+class ContenderFailed(RuntimeError):
+    """What a contender's code raised, in one line."""
 
 
 class Stopped(CannotGoOn):
@@ -70,7 +77,7 @@ class Child:
         self._took: dict[str, list[float]] = {}
         self._suspended = False
         self._pipe, theirs = forkserver.CONTEXT.Pipe()
-        setting = worker.Setting.of_this_process(log, environment or {})
+        setting = worker.ChildSetting.of_this_process(log, environment or {})
         try:
             self._process = forkserver.fork(worker.serve, theirs, role, setting)
         except (OSError, EOFError) as error:
@@ -223,6 +230,37 @@ class Child:
             how = manner_of_death(self._process.exitcode)
         self.end()
         return Died(f"{how}; {last_words(self.log, self._begin_of_log)}")
+
+
+class Direct:
+    """An object of this process that is asked as a Child is, for debugging. What it raises comes as it is."""
+
+    pid, printed, log = 0, False, Path()
+
+    def __init__(self, bench: Any) -> None:
+        self._bench, self.ended = bench, False
+
+    def ask(self, limit_s: float, method: str, *arguments: Any) -> Any:
+        """The answer of a method; there is no limit."""
+        return getattr(self._bench, method)(*arguments)
+
+    def post(self, method: str, *arguments: Any) -> None:
+        """The same without an answer."""
+        self.ask(0.0, method, *arguments)
+
+    def settle(self, limit_s: float) -> None:
+        """Everything that was posted is done."""
+
+    def suspend(self) -> None:
+        """It does nothing unasked."""
+
+    def resume(self) -> None:
+        """The same."""
+
+    def end(self) -> None:
+        """Let go of the case."""
+        self._bench.forget()
+        self.ended = True
 
 
 def _parsed(message: bytes) -> tuple[str, Any]:

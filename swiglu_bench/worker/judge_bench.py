@@ -19,12 +19,10 @@ from swiglu_bench.cases.cases import PLAIN, Case, Extras
 from swiglu_bench.cases.costs import Product, products_by_kind
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check import usage
-from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
+from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
-from swiglu_bench.check.letterbox import Letterbox, Sizes
 from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
-from swiglu_bench.check.results import Fault, same_bits
-from swiglu_bench.check.routing import Load, load_of
+from swiglu_bench.check.results import Fault, Letterbox, Sizes, same_bits
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.measure.ceilings import bare_products, grouped_products
@@ -47,7 +45,7 @@ class JudgeBench:
         self._boxes: dict[tuple[str, str], Letterbox] = {}
         self._products: dict[tuple[tuple[Product, ...], bool], Callable[[], list[Tensor]]] = {}
         self._grouped: dict[tuple[str, ...], Callable[[], list[Tensor]]] = {}
-        self._expected: dict[str, usage.Expected] = {}
+        self._expected: dict[str, usage.UseJudge] = {}
         self._quantised: dict[str, QuantisedJudge] = {}
 
     @property
@@ -206,7 +204,7 @@ class JudgeBench:
     ) -> tuple[bytes, Sizes]:
         """A letterbox for the results of the scenarios of a model's use; their truth is computed now."""
         judge = type(self._judge_of(contender))
-        expected = self._expected[contender] = usage.Expected(case, self._device, seeds, wanted, gradients, judge)
+        expected = self._expected[contender] = usage.UseJudge(case, self._device, seeds, wanted, gradients, judge)
         found = {name: tuple(value.shape) for name, value in expected.truth.items()}
         return self._open(contender, "usage", found, torch_dtype(case))
 
@@ -217,7 +215,7 @@ class JudgeBench:
         places.close()
         return tuple(self._expected.pop(contender).judge(found))
 
-    def load(self) -> Load:
+    def load(self) -> ExpertLoad:
         """How a typical call loads the experts of the case."""
         experts = self._judge.problem.case.shape.experts
         assert experts

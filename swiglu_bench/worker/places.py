@@ -1,119 +1,349 @@
-"""Where a case is run: a judge and contenders, each an object here or in a process of its own."""
+"""Where a court's processes are started: on one device, or on several GPUs of this host.
+
+`worker/ray_cluster.py` has the places of a Ray cluster. To the loop in `run.py` all of them are alike: each place has a
+court and works on one case at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+import contextlib
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
-from swiglu_bench.cases.cases import Case
+import torch
+
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.machine import locks, machine, sources
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.reports import Report
+from swiglu_bench.rows.record import Record
+from swiglu_bench.worker.child import DoesNotEnd, Stopped
+from swiglu_bench.worker.court import CaseTask, Court
 from swiglu_bench.worker.settings import Settings
-
-R = TypeVar("R", bound=Report)
-T = TypeVar("T")
+from swiglu_bench.worker.workbench import Workbench
 
 
-def name_of(implementation: Implementation, alias: str) -> str:
-    """What a contender is called."""
-    return f"{implementation.name} ({alias})" if alias else implementation.name
+@dataclass(frozen=True)
+class Work:
+    """What every place of a run is told before its first case."""
 
-
-class CannotGoOn(BaseException):
-    """What ends more than one contender's row: no row's own failure, so that no handler of those takes it for one."""
-
-
-class JudgeLost(CannotGoOn):
-    """The judge's process cannot answer; the case is lost, and a new one begins with the next. One phrase."""
-
-
-class ContenderFailed(RuntimeError):
-    """What a contender's code raised, in one line."""
-
-
-class Contender(Protocol):
-    """One implementation, and the process in which it is built and called."""
-
-    name: str
-    """Unlike that of any other contender at this place; the baseline has aliases."""
-    implementation: Implementation
-
-    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
-        """The report of a method of its Workbench.
-
-        Raises ContenderFailed for what the contender's code raises, BadInput where its file is not what it was, Died
-        where its process ends, and Malformed for a report that is none.
-        """
-        ...
-
-    def tell(self, method: str, *arguments: Any) -> str:
-        """The same for a method that returns a text."""
-        ...
-
-    def end(self) -> None:
-        """End its process, where it has one."""
-        ...
-
-
-class Court(Protocol):
-    """Where results are judged."""
-
+    task: CaseTask
+    implementations: Sequence[Implementation]
     settings: Settings
+    timeout_s: float
+    """For one answer of an implementation: to import, build, compile and check it, or for one timed call."""
+    logs: Path
+    """A folder for what implementations print."""
+    wait: bool = True
+    """For a GPU that another command uses."""
+    bench: type = Workbench
+    """The class that answers in a contender's process."""
+
+
+@dataclass(frozen=True)
+class CaseRows:
+    """CaseRows of the case that a place is working on."""
+
+    place: int
+    records: list[Record]
+    last: bool = True
+    """Whether the case is finished."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A place is gone, and the case that it was working on with it."""
+
+    place: int
+    reason: str
+    """Part of a sentence."""
+
+
+class Places(Protocol):
+    """Places that may come and go, each with a court that works on one case at a time."""
+
+    device: torch.device
+    """As each place sees its own."""
+    places: dict[int, Place]
+    """Those that can work now."""
+    doing: dict[int, tuple[str, float]]
+    """What a place is doing and which share of its case is done, as far as that is known."""
+    in_order: bool
+    """Whether cases are worked on in their order, and each row is there as soon as it is known."""
 
     @property
-    def judge(self) -> JudgeBench:
-        """The judge, or what calls its methods in its process."""
+    def joining(self) -> bool:
+        """Whether more places may come."""
+        ...
+
+    def assemble(self) -> Machine:
+        """Find the places; the machine that stands for all of them. Raises BadInput where that fails."""
+        ...
+
+    def start(self, work: Work, changed: Callable[[], object]) -> None:
+        """Hold every GPU and make its processes ready; raises BadInput for one in use, unless it is to wait.
+
+        `changed` may be called when `doing` has changed.
+        """
+        ...
+
+    def begin(self, place: int, case: Any) -> None:
+        """Give an idle place a case."""
+        ...
+
+    def wait(self, timeout_s: float) -> Iterable[CaseRows | Lost]:
+        """What has happened; returns at once when something has."""
+        ...
+
+    def close(self) -> None:
+        """End all that runs, and release the GPUs; harmless twice."""
         ...
 
 
-class Place(Court, Protocol):
-    """A device with a judge and contenders."""
+class OneDevice:
+    """One court, which this thread waits for."""
 
+    joining, in_order = False, True
+
+    def __init__(self, device: torch.device, say: Callable[[str], object], in_process: bool = False) -> None:
+        """`say` hears for whom this one waits; with `in_process` there are no child processes, for debugging."""
+        self.device = device
+        self.places: dict[int, Place] = {}
+        self.doing: dict[int, tuple[str, float]] = {}
+        self._say, self._in_process = say, in_process
+        self._held = contextlib.ExitStack()
+        self._court: Court | None = None
+        self._case: Any = None
+        self._running: Iterator[CaseRows] = iter(())
+
+    def assemble(self) -> Machine:
+        """As Places has it."""
+        self.places = {0: Place(0, machine.describe(self.device))}
+        return self.places[0].machine
+
+    def start(self, work: Work, changed: Callable[[], object]) -> None:
+        """As Places has it."""
+        self._held.enter_context(locks.device(self.device, work.settings.command, work.wait, self._say))
+        self._work = work
+        this = self.places[0].machine if self.places else self.assemble()
+        self._court = Court(
+            work.settings, this, work.timeout_s, work.logs, bench=work.bench, in_process=self._in_process
+        )
+
+        def tell(doing: str, share: float) -> None:
+            self.doing[0] = (doing, share)
+            changed()
+
+        self._court.tell = tell
+
+    def begin(self, place: int, case: Any) -> None:
+        """As Places has it."""
+        self._case = case
+        self.doing.clear()
+
+    def wait(self, timeout_s: float) -> Iterator[CaseRows]:
+        """The rows of the case, each as soon as it is known."""
+        self._running = self._rows()
+        return self._running
+
+    def _rows(self) -> Iterator[CaseRows]:
+        assert self._court
+        work = self._work
+        with contextlib.closing(self._court.run(work.task, self._case, work.implementations)) as records:
+            for record in records:
+                yield CaseRows(0, [record], last=False)
+        yield CaseRows(0, [])
+
+    def close(self) -> None:
+        """As Places has it; raises DoesNotEnd where a process outlives its kill."""
+        court, self._court = self._court, None
+        try:
+            getattr(self._running, "close", lambda: None)()
+        finally:
+            if court:
+                court.end()
+            self._held.close()
+
+
+class SeveralGpus:
+    """A court for each of several GPUs of this host: a thread waits for its processes, which see that GPU only."""
+
+    joining, in_order = False, False
+
+    def __init__(self, places: Sequence[Place], say: Callable[[str], object]) -> None:
+        """`say` hears for whom this one waits."""
+        self.device = torch.device(places[0].machine.device_type, *([0] if places[0].machine.gpu_uuid else []))
+        self.places = {place.number: place for place in places}
+        self.doing: dict[int, tuple[str, float]] = {}
+        self._say = say
+        self._jobs: dict[int, queue.SimpleQueue[Any]] = {}
+        self._events: queue.SimpleQueue[CaseRows | Lost | BaseException] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+        self._held = contextlib.ExitStack()
+        self._unending: DoesNotEnd | None = None
+
+    def assemble(self) -> Machine:
+        """The first place's machine; the others are alike."""
+        return next(iter(self.places.values())).machine
+
+    def start(self, work: Work, changed: Callable[[], object]) -> None:
+        """As Places has it. GPUs are held in the order of their names, so that two sweeps never wait for each other."""
+        for place in sorted(self.places.values(), key=lambda place: place.seat):
+            if place.machine.gpu_uuid:
+                lock = locks.gpu(place.machine.gpu_uuid, work.settings.command, work.wait, self._say)
+                self._held.enter_context(lock)
+        for place in self.places.values():
+            folder = work.logs / re.sub(r"[^A-Za-z0-9]+", "-", f"{place.name} {place.number}").strip("-").lower()
+            folder.mkdir(parents=True, exist_ok=True)
+            court = Court(
+                work.settings, place.machine, work.timeout_s, folder,
+                environment=place.environment, stop=self._stop.is_set, bench=work.bench,
+            )  # fmt: skip
+            self._jobs[place.number] = queue.SimpleQueue()
+            run = partial(self._work, place.number, court, work)
+            self._threads.append(threading.Thread(target=run, daemon=True, name=place.name))
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, place: int, case: Any) -> None:
+        """As Places has it."""
+        self.doing[place] = ("preparing", 0.0)
+        self._jobs[place].put(case)
+
+    def wait(self, timeout_s: float) -> list[CaseRows | Lost]:
+        """As Places has it; raises what a thread ended with, where that is the suite's own fault."""
+        found: list[CaseRows | Lost] = []
+        with contextlib.suppress(queue.Empty):
+            event = self._events.get(timeout=timeout_s)
+            while True:
+                if isinstance(event, BaseException):
+                    raise event
+                if isinstance(event, Lost):
+                    self.places = {number: place for number, place in self.places.items() if number != event.place}
+                found.append(event)
+                event = self._events.get_nowait()
+        return found
+
+    def close(self) -> None:
+        """As Places has it; raises DoesNotEnd where a process outlives its kill."""
+        self._stop.set()
+        for jobs in self._jobs.values():
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self._held.close()
+        unending, self._unending = self._unending, None
+        if unending:
+            raise unending
+
+    def _work(self, number: int, court: Court, work: Work) -> None:
+        """What the thread of a place does: one case after the other."""
+
+        def tell(doing: str, fraction: float) -> None:  # a note to look at, not a message: it comes at every round
+            self.doing[number] = (doing, fraction)
+
+        court.tell = tell
+        try:
+            while (case := self._jobs[number].get()) is not None:
+                self._events.put(CaseRows(number, list(court.run(work.task, case, work.implementations))))
+        except Stopped:
+            pass
+        except DoesNotEnd as error:
+            self._events.put(Lost(number, str(error).rstrip(".")))
+        except BaseException as error:  # seen by whoever waits, not by this thread alone
+            self._events.put(error)
+        try:
+            court.end()
+        except DoesNotEnd as error:
+            self._unending = error
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device that only one case at a time has for itself."""
+
+    number: int
+    """Unique in the run; that of a lost place is not used again."""
     machine: Machine
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The variables that differ in its processes from this one's: which GPU they see."""
 
-    def contender(self, implementation: Implementation, alias: str = "") -> Contender:
-        """An implementation's contender; a new one where its process has ended."""
-        ...
+    @property
+    def name(self) -> str:
+        """For a message."""
+        this = self.machine
+        if this.device_type == "cpu":
+            return f"{this.host} CPU"
+        return f"{this.host} GPU {this.gpu_index if this.gpu_index is not None else this.gpu_uuid}"
 
-    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
-        """Let the processes of these, with their aliases, begin side by side and load what they need."""
-        ...
+    @property
+    def seat(self) -> str:
+        """What stays the same when another process takes over the device."""
+        return self.machine.gpu_uuid or f"{self.machine.host} {self.number}"
 
-    def settle(self) -> None:
-        """Wait until all that were started have done so; from then on they stand still."""
-        ...
 
-    def side_by_side(self, work: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
-        """What each returns, in their order; each asks other contenders, and so many do so at the same time.
+def check_alike(first: Place, other: Place) -> None:
+    """Raise BadInput where rows of the two could not stand in one run: a fingerprint speaks for one kind of machine."""
+    for name in (*sources.MACHINE, "tuned_tiles"):
+        mine, theirs = getattr(first.machine, name), getattr(other.machine, name)
+        if mine != theirs:
+            raise BadInput(
+                f"{first.name} and {other.name} are not alike: {name} is {mine or 'unknown'} and "
+                f"{theirs or 'unknown'}; sweep over one kind of machine at a time."
+            )
 
-        A place without processes does one after the other.
-        """
-        ...
 
-    def aside(
-        self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]
-    ) -> None:
-        """Let `work` be done with each of these in a process that is for nothing else, so many at the same time.
+def gpus(text: str) -> list[Place]:
+    """The places that `--gpus` names, by indices as `--device cuda:INDEX` has them, or `all`.
 
-        What it raises is not told. A place without processes does nothing.
-        """
-        ...
+    Raises BadInput where they are not there or not alike.
+    """
+    count = torch.cuda.device_count()
+    words = [word.strip() for word in text.split(",")]
+    if text.strip() != "all" and not all(re.fullmatch(r"\d{1,4}", word) for word in words):
+        raise BadInput(f"--gpus: {text!r} are no GPUs; give indices as 0,1,2,3, or all.")
+    if not count:
+        raise BadInput("--gpus: this machine has no usable CUDA GPU; leave it out.")
+    indices = list(range(count)) if text.strip() == "all" else [int(word) for word in words]
+    for index in indices:
+        if index >= count:
+            there = "there is only GPU 0" if count == 1 else f"there are only GPUs 0 to {count - 1}"
+            raise BadInput(f"--gpus: {index} was asked for, but {there}.")
+    if len(set(indices)) < len(indices):
+        raise BadInput(f"--gpus: {text} names a GPU twice; name each once.")
+    found = [_gpu(index) for index in indices]
+    for place in found:
+        check_alike(found[0], place)
+    return found
 
-    def held(self) -> AbstractContextManager[object]:
-        """While this is entered, every contender but the one that is asked stands still."""
-        ...
 
-    def idle_share(self, contender: Contender) -> float:
-        """The share of a CPU that a contender's process uses while it has nothing to do."""
-        ...
+def _gpu(index: int) -> Place:
+    this = machine.describe(torch.device("cuda", index))
+    return Place(index, this, {"CUDA_VISIBLE_DEVICES": visible(index, this.gpu_uuid, os.environ)})
 
-    def log_of(self, contender: Contender) -> str:
-        """` (log: FILE)` where its process has printed anything, or ""."""
-        ...
 
-    def burners(self) -> dict[str, float]:
-        """Names of contenders whose processes used the CPU while they had to stand still, and the share of the time."""
-        ...
+def visible(index: int, uuid: str, environment: Mapping[str, str]) -> str:
+    """CUDA_VISIBLE_DEVICES for a process that is to see just what CUDA calls `index` in this environment.
+
+    A list that is already there says it in its own words (an index, a UUID, an instance of a partitioned GPU). Else it
+    is the UUID: CUDA may count in another order than the driver.
+    """
+    listed = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return listed.split(",")[index].strip() if listed.strip() else uuid
+
+
+def names(places: Sequence[Place]) -> str:
+    """All of them in a few words: `4 GPUs`, or `8 GPUs of 2 hosts`."""
+    hosts = len({place.machine.host for place in places})
+    kind = "CPU process" if places and places[0].machine.device_type == "cpu" else "GPU"
+    plural = "" if len(places) == 1 else "es" if kind.endswith("s") else "s"
+    return f"{len(places)} {kind}{plural}" + (f" of {hosts} hosts" if hosts > 1 else "")

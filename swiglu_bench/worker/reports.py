@@ -91,7 +91,7 @@ class UsageReport(Report):
     """By scenario."""
 
 
-class OutcomeReport(Report):
+class CheckReport(Report):
     """One check of the contract."""
 
     verdict: Literal["pass", "fail", "unsupported", "not run"]

@@ -1,8 +1,8 @@
-"""What a run is told before its first case, and how it tells where it is."""
+"""What a run is told before its first case."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from swiglu_bench.cases.cases import Case, Scope
 from swiglu_bench.measure.rounds import Rule
 
 Tell = Callable[[str, float], None]
+"""Hears what is being done, and which share of the case is done."""
 
 
 class Task(StrEnum):
@@ -57,23 +58,3 @@ class Settings:
         if self.baseline is not None:
             return self.baseline
         return "grouped" if case.scope is Scope.EXPERTS else "eager"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is: shown by whoever listens."""
-
-    case_number: int
-    case_count: int
-    case: Case
-    doing: str
-    fraction: float
-    """Of this case."""
-
-
-Listener = Callable[[Progress], None]
-
-
-def teller(listen: Listener, number: int, cases: Sequence[Case]) -> Tell:
-    """What tells a listener about one of the cases."""
-    return lambda doing, fraction: listen(Progress(number, len(cases), cases[number], doing, fraction))

@@ -1,90 +1,295 @@
-"""Turns timed from outside: what a contender does for a sample has to be in that sample.
+"""The rounds as a judge sees them: turns on new inputs, results judged after each, and what spoils others' times.
+
+Every contender has a turn in each round, all on the same new inputs, whose seed the parent draws when the round begins.
+The judge holds all results against eager's on the same inputs; some rounds, drawn by lot, and the last one it judges in
+full, by fp64.
 
 A turn begins when a contender is told the inputs, or in a backward the upstream gradient, and ends when its results lie
 in the letterbox, where nobody changes them any more. Beside the call there are inputs to draw and results to copy,
 which take as long in each process of the baseline. What takes longer in a contender's turns is work that its samples
 leave out: done when inputs are laid out or results are read, in a pause, or by a clock of its own.
+
+A process that stands still cannot use a CPU, but what it has queued on a GPU goes on, and slows whoever comes next: the
+baseline's time alone, beside the others, and without one of them shows that.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from swiglu_bench.cases.cases import Mode
-from swiglu_bench.check.inputs import new_draw
+from swiglu_bench.check.inputs import Draw, new_draw, new_seed
+from swiglu_bench.measure import rounds
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
-from swiglu_bench.worker.batches import SHARE, Unsettled, WrongTime
-from swiglu_bench.worker.places import Contender, Court
-from swiglu_bench.worker.round_judge import led_sample
+from swiglu_bench.worker.admission import results_of
+from swiglu_bench.worker.batches import SHARE, Unsettled, WrongResult, WrongTime
+from swiglu_bench.worker.court import Contender, Judging
+from swiglu_bench.worker.reports import SampleReport
 
+FULL_SHARE = 0.02
+"""Of the rounds that are judged in full, besides the last."""
 UNSEEN_MS = {"cuda": 0.2, "cpu": 0.05}
 """What a turn may take longer than one of the baseline, beside that share of a call."""
-LOOKS, WARMUPS, TURNS = 3, 2, 15
-"""Further looks at one whose turns take longer, and the turns of each: one that finds nothing acquits it. A fault is
-what all of them show by more than twice how far the baseline's own processes are apart."""
-
+LOOKS, LOOK_WARMUPS, LOOK_TURNS = 3, 2, 15
+"""Further looks at one whose turns take longer, and the turns of each: one look that finds nothing acquits it. A fault
+is what all of them show by more than twice the difference between the baseline's own processes."""
+WARMUPS, SAMPLES = 3, 11
+"""Of the baseline alone."""
+SLOWER = 1.15
+FEWEST_TURNS = 6
+"""After a contender, below which nothing is concluded."""
 
 log = logging.getLogger(__name__)
 
 
-class Turns:
-    """The turns of one case's contenders."""
+@dataclass(frozen=True)
+class Turn:
+    """One sample of the rounds, and whose turn it came after."""
 
-    def __init__(self, place: Court, mode: Mode, equals: Sequence[Contender], others: Sequence[Contender]) -> None:
+    name: str
+    after: str
+    ms: float
+
+
+class RoundJudge:
+    """Draws each round's inputs and has its results judged."""
+
+    def __init__(self, court: Judging, names: Callable[[str], Sequence[str]], full_share: float = FULL_SHARE) -> None:
+        """`names` says which results a contender has to hand over."""
+        self.court, self._names, self._full_share = court, names, full_share
+        self._draws: dict[int, Draw] = {}
+        self._delivered: dict[Draw, dict[str, SampleReport]] = {}
+        self._lot = random.SystemRandom()
+        self.last: dict[str, tuple[Draw, SampleReport]] = {}
+        self.turns: list[Turn] = []
+        """Every sample that is kept, in the order in which they were taken."""
+
+    def draw(self, number: int, name: str) -> Draw:
+        """The inputs of a contender's turn: those of its round, or new ones where it has had these."""
+        draw = self._draws.get(number)
+        if draw is None:
+            self._draws = {number: new_draw()}
+            draw = self._draws[number]
+        return new_draw() if name in self._delivered.get(draw, {}) else draw
+
+    def take(self, name: str, draw: Draw, report: SampleReport) -> None:
+        """A turn's results lie in the letterbox, until the contender's next turn."""
+        for others in self._delivered.values():
+            others.pop(name, None)
+        self._delivered.setdefault(draw, {})[name] = report
+        self.last[name] = draw, report
+
+    def judge(self) -> dict[str, Exception]:
+        """Hold the results of the round against eager's; the contenders that are wrong."""
+        wrong: dict[str, Exception] = {}
+        for draw, reports in self._delivered.items():
+            for name, report in reports.items():
+                faults = {n: fault for n, fault in results_of(report, self._names(name)).items() if fault}
+                if faults:
+                    wrong[name] = WrongResult("; ".join(f"{n}: {fault.reason}" for n, fault in faults.items()))
+            sound = {name: list(self._names(name)) for name in reports if name not in wrong}
+            found = self.court.judge.compare(draw, sound) if sound else {}
+            wrong |= {name: WrongResult(reason) for name, reason in found.items()}
+            if self._lot.random() < self._full_share:
+                wrong |= self._in_full(draw, {name: reports[name] for name in sound if name not in wrong})
+        self._delivered.clear()
+        return wrong
+
+    def judge_last(self) -> dict[str, Exception]:
+        """The last result of each contender against fp64."""
+        wrong: dict[str, Exception] = {}
+        for draw in {draw for draw, _ in self.last.values()}:
+            mine = {name: report for name, (whose, report) in self.last.items() if whose == draw}
+            wrong |= self._in_full(draw, mine)
+        return wrong
+
+    def _in_full(self, draw: Draw, reports: dict[str, SampleReport]) -> dict[str, Exception]:
+        wrong: dict[str, Exception] = {}
+        for name, report in reports.items():
+            results = results_of(report, self._names(name))
+            failed = [check for check in self.court.judge.judge(name, draw, results, "{}", False) if not check.ok]
+            if failed:
+                wrong[name] = WrongResult("; ".join(f"{check.tensor}: {check.reason}" for check in failed))
+        return wrong
+
+
+def contender_of(
+    contender: Contender, judge: RoundJudge, method: str = "sample", led: Mode | None = None, latency: bool = False
+) -> rounds.TimedCall:
+    """A contender's turns as the rounds take them: by a method of its Workbench, given a draw and a lead.
+
+    `led` is the case's mode, where samples have a turn of their own as `led_sample` takes it.
+    """
+
+    def take(number: int, lead_us: float) -> Sample:
+        draw = judge.draw(number, contender.name)
+        if led:
+            sample, report = led_sample(judge.court, contender, led, draw, lead_us, latency)
+        else:
+            report = contender.ask(SampleReport, method, draw, lead_us)
+            sample = report.sample()
+        judge.take(contender.name, draw, report)
+        if number >= 0:
+            judge.turns.append(Turn(contender.name, judge.turns[-1].name if judge.turns else "", sample.ms))
+        return sample
+
+    return rounds.TimedCall(contender.name, take)
+
+
+def led_sample(
+    court: Judging, contender: Contender, mode: Mode, draw: Draw, lead_us: float, latency: bool = False
+) -> tuple[Sample, SampleReport]:
+    """One sample whose inputs are told when all that comes before it is done, and its turn by this process's clock.
+
+    Of a backward, the activations are told before, and the upstream gradient when the forward has returned.
+    """
+    contender.tell("lead_in", Draw(draw.seed if mode is Mode.BACKWARD else new_seed()))
+    began = time.perf_counter()
+    report = contender.ask(SampleReport, "sample", draw, lead_us, latency, True)
+    held_us = lead_us if court.settings.device.type == "cuda" else 0.0
+    turn_ms = (time.perf_counter() - began) * 1e3 - held_us / 1e3
+    return dataclasses.replace(report.sample(), turn_ms=turn_ms), report
+
+
+class Turns:
+    """The turns of contender case's contenders."""
+
+    def __init__(self, court: Judging, mode: Mode, equals: Sequence[Contender], others: Sequence[Contender]) -> None:
         """`equals` are processes of the baseline."""
-        self._place, self._mode = place, mode
+        self._court, self._mode = court, mode
         self._equals, self._others = equals, others
 
     def disagreements(self, rounds: Rounds) -> dict[str, Exception]:
         """What is wrong, by contender, after further looks; agreement is left out."""
         samples = {name: timing.samples for name, timing in rounds.timings.items()}
         failures: dict[str, Exception] = {}
-        for one in self._others:
-            excess_ms, apart_ms = self._excess_ms(one.name, samples)
-            log.debug("%s: turns exceed what is allowed by %.3f ms", one.name, excess_ms)
+        for suspect in self._others:
+            excess_ms, apart_ms = self._excess_ms(suspect.name, samples)
+            log.debug("%s: turns exceed what is allowed by %.3f ms", suspect.name, excess_ms)
             proven, looks = excess_ms > apart_ms, 0
             try:
                 while excess_ms > 0 and looks < LOOKS:
                     looks += 1
-                    excess_ms, apart_ms = self._excess_ms(one.name, self._look_again(one))
+                    excess_ms, apart_ms = self._excess_ms(suspect.name, self._look_again(suspect))
                     proven &= excess_ms > apart_ms
             except Exception as error:  # a contender may raise anything
-                failures[one.name] = error
+                failures[suspect.name] = error
                 continue
             if excess_ms > 0:
                 what = f"its turns take {excess_ms:.3f} ms more than its samples and turns of the baseline explain"
                 undecided = f"{what}, which the machine is too busy to prove"
-                failures[one.name] = WrongTime(what) if proven else Unsettled(undecided)
+                failures[suspect.name] = WrongTime(what) if proven else Unsettled(undecided)
         return failures
 
     def _excess_ms(self, name: str, samples: Mapping[str, Sequence[Sample]]) -> tuple[float, float]:
-        """What a contender's turns take beyond what is allowed, and how far the baseline's processes are apart."""
-        usual = [_beside_ms(samples[one.name]) for one in self._equals if samples[one.name]]
+        """What a contender's turns take beyond what is allowed, and the difference between the baseline's processes."""
+        usual = [_beside_ms(samples[contender.name]) for contender in self._equals if samples[contender.name]]
         if not usual or not samples[name]:
             return 0.0, 0.0
         claimed_ms = percentile([sample.ms for sample in samples[name]], 50)
-        unseen_ms = UNSEEN_MS[self._place.settings.device.type] + SHARE * claimed_ms
+        unseen_ms = UNSEEN_MS[self._court.settings.device.type] + SHARE * claimed_ms
         return _beside_ms(samples[name]) - percentile(usual, 50) - unseen_ms, 2 * (max(usual) - min(usual))
 
     def _look_again(self, suspect: Contender) -> dict[str, list[Sample]]:
-        """Turns of a contender and of the baseline's processes, one after the other."""
-        found: dict[str, list[Sample]] = {one.name: [] for one in (suspect, *self._equals)}
+        """Turns of a contender and of the baseline's processes, contender after the other."""
+        found: dict[str, list[Sample]] = {contender.name: [] for contender in (suspect, *self._equals)}
         leads = dict.fromkeys(found, 100.0)
-        for number in range(WARMUPS + TURNS):
-            for one in (suspect, *self._equals):
-                sample, _ = led_sample(self._place, one, self._mode, new_draw(), leads[one.name])
-                leads[one.name] = 1.2 * min(sample.queue_us, 1e4)
-                if number >= WARMUPS:
-                    found[one.name].append(sample)
+        for number in range(LOOK_WARMUPS + LOOK_TURNS):
+            for contender in (suspect, *self._equals):
+                sample, _ = led_sample(self._court, contender, self._mode, new_draw(), leads[contender.name])
+                leads[contender.name] = 1.2 * min(sample.queue_us, 1e4)
+                if number >= LOOK_WARMUPS:
+                    found[contender.name].append(sample)
         return found
 
 
 def _beside_ms(samples: Sequence[Sample]) -> float:
-    """What turns take beside their samples. Not sample by sample, or one that says the truth at times would hide it.
+    """What turns take beside their samples.
 
-    Of the faster ones, for other programs only add; who makes half of its samples smaller shows in these, too.
+    Not sample by sample, or a contender that reports the truth at times would hide it; and of the faster ones, for
+    other programs only add. A contender that makes half of its samples smaller shows in these, too.
     """
-    return percentile([one.turn_ms for one in samples], 25) - percentile([one.ms for one in samples], 25)
+    return percentile([sample.turn_ms for sample in samples], 25) - percentile([sample.ms for sample in samples], 25)
+
+
+def alone_ms(baseline: Contender) -> list[float]:
+    """Times of the baseline while nobody else is asked."""
+    return list(islice(_times(baseline), WARMUPS, WARMUPS + SAMPLES))
+
+
+def _times(contender: Contender) -> Iterator[float]:
+    """Of one call after another, each on new inputs, as they are asked for."""
+    lead_us, least_us = 100.0, math.inf
+    while True:
+        report = contender.ask(SampleReport, "sample", Draw(new_seed()), lead_us)
+        least_us = min(least_us, report.queue_us)  # a call that waits for the GPU takes each spin into its next one
+        lead_us = 1.2 * least_us
+        yield report.ms
+
+
+def slower(times: Sequence[float], before: Sequence[float]) -> bool:
+    """Whether most of some times are longer than most of others, by more than noise and clocks explain."""
+    return percentile(times, 25) > SLOWER * percentile(before, 75)
+
+
+def slow_the_next(turns: Sequence[Turn], equals: Collection[str]) -> list[str]:
+    """Those after whose turns the next is slower than after others', the worst first.
+
+    Only turns of `equals`, which are processes of the baseline, are looked at, each relative to its own median.
+    """
+    medians = {name: percentile([turn.ms for turn in turns if turn.name == name] or [1.0], 50) for name in equals}
+    seen = [(turn.after, turn.ms / medians[turn.name]) for turn in turns if turn.name in medians]
+    found = []
+    for name in {after for after, _ in seen if after}:
+        after, others = [[t for who, t in seen if (who == name) is mine] for mine in (True, False)]
+        if min(len(after), len(others)) >= FEWEST_TURNS and slower(after, others):
+            found.append((percentile(after, 50), name))
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def slows_the_next(baseline: Contender, other: Contender) -> bool:
+    """Whether the baseline is slower right after a contender's turn than after one of its own."""
+    after, again = [], []
+    own, others = _times(baseline), _times(other)
+    for _ in range(WARMUPS + SAMPLES):
+        next(others)
+        after.append(next(own))
+        again.append(next(islice(own, WARMUPS, None)))
+    return slower(after[WARMUPS:], again[WARMUPS:])
+
+
+def find_culprit(
+    baseline: Contender,
+    others: Sequence[Contender],
+    revive: Callable[[Contender], Contender | None],
+    before: Sequence[float],
+) -> Contender | None:
+    """The contender whose process makes the baseline slower than `before`, or None.
+
+    One after the other is ended; the baseline has to be faster without it, and slower again once it is back. `revive`
+    starts and builds one again. All that were asked about have ended by then.
+    """
+    now = alone_ms(baseline)
+    if not slower(now, before):
+        return None
+    for suspect in others:
+        suspect.end()
+        without = alone_ms(baseline)
+        back = revive(suspect) if slower(now, without) else None
+        if back:
+            alone_ms(back)
+            again = alone_ms(baseline)
+            back.end()
+            if slower(again, without):
+                return suspect
+        now = without
+    return None

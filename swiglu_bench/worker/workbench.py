@@ -21,14 +21,12 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built, Call, Produced, add_up
-from swiglu_bench.check.conduct import GlobalState, random_state
+from swiglu_bench.check.conduct import GlobalState, put_functions_back, random_state
 from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.letterbox import Letterbox, Sizes
-from swiglu_bench.check.results import fingerprint, form_fault, poison
+from swiglu_bench.check.results import Letterbox, Sizes, fingerprint, form_fault, poison
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
-from swiglu_bench.measure.graph import Graph, capture
-from swiglu_bench.measure.replaced import put_back
+from swiglu_bench.measure.resources import Graph, capture
 from swiglu_bench.worker.ahead import choose_nothing, every_candidate
 from swiglu_bench.worker.reports import (
     BuildReport,
@@ -366,7 +364,7 @@ class Workbench:
         return UsageReport(delivered=delivered, raised=raised)
 
     def _put_back(self) -> None:
-        self._replaced.update(put_back())
+        self._replaced.update(put_functions_back())
         self._state.put_back()
 
     def _take(

@@ -29,21 +29,17 @@ from typing import Any
 import torch
 
 from swiglu_bench.cases import registry
-from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, answers
-from swiglu_bench.rows.record import AuditVerdict
 from swiglu_bench.worker import forkserver, policy
 from swiglu_bench.worker.ahead import keep_no_choice
-from swiglu_bench.worker.audit import matrix
 from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.reports import MOST_REASON, OutcomeReport, Report
+from swiglu_bench.worker.reports import Report
 from swiglu_bench.worker.settings import Settings, Task
-from swiglu_bench.worker.workbench import Workbench
 
 CONTENDER, JUDGE = f"{__name__}:ContenderRole", f"{__name__}:JudgeRole"
 """The classes of the objects that answer; other folders have roles of their own."""
@@ -53,7 +49,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True)
-class Setting:
+class ChildSetting:
     """What a child takes over from its parent."""
 
     log: Path
@@ -63,7 +59,7 @@ class Setting:
     """The file that each package has to come from."""
 
     @classmethod
-    def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> Setting:
+    def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> ChildSetting:
         """This process's settings, some environment variables changed, and a file for all that the child prints."""
         changed = {**forkserver.environment(), **environment}
         return cls(log, changed, torch.get_num_threads(), sources.origins())
@@ -99,11 +95,12 @@ class ContenderRole(_Role):
         """What the implementation at an address declares; its code runs here."""
         return registry.load(address).as_data()
 
-    def begin(self, settings: Settings, declared: Implementation) -> None:
-        """Import what an implementation needs, and be its process from now on.
+    def begin(self, settings: Settings, declared: Implementation, bench: str) -> None:
+        """Import what an implementation needs, and be its process from now on; `bench` is the class that answers.
 
         What fails to import fails again at the build, and is told there; its own file has to load here.
         """
+        answers_by = pkgutil.resolve_name(bench)
         state = GlobalState()
         for module in declared.modules:
             with suppress(Exception):
@@ -111,22 +108,18 @@ class ContenderRole(_Role):
         if settings.task is Task.VERIFY and policy.compiles(settings, declared):
             keep_no_choice(declared.backend == "inductor")
         try:
-            self._bench = Workbench(settings, registry.find(declared), state)
+            self._bench = answers_by(settings, registry.find(declared), state)
         except Exception as error:
             self._failure = error
             raise
 
-    def audit(
-        self, declared: Implementation, scope: Scope, device: torch.device, dtype: Dtype | None, check: str
-    ) -> OutcomeReport:
-        """One cell of the contract matrix; raises DeviceLost where the check broke the device."""
-        (cell,) = matrix.audit([registry.find(declared)], [scope], device, dtype, [check])
-        if not answers(device):
-            raise DeviceLost(cell.reason)
-        return OutcomeReport(verdict=AuditVerdict(cell.verdict).value, reason=cell.reason[:MOST_REASON])
+
+def address_of(bench: type) -> str:
+    """How a child finds a class."""
+    return f"{bench.__module__}:{bench.__qualname__}"
 
 
-def serve(pipe: Connection, role: str, setting: Setting) -> None:
+def serve(pipe: Connection, role: str, setting: ChildSetting) -> None:
     """Answer questions until the pipe closes."""
     settle(setting)
     trusted = role == JUDGE
@@ -170,7 +163,7 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if isinstance(value, Report) else value
 
 
-def settle(setting: Setting) -> None:
+def settle(setting: ChildSetting) -> None:
     """Take over the parent's settings, print into the log, and end when the parent does."""
     if hasattr(os, "setsid"):
         os.setsid()  # the terminal's Ctrl-C is the parent's to handle; and what a child starts can be ended with it

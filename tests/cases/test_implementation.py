@@ -29,13 +29,6 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
     assert one.declared() == dataclasses.replace(one, build=one.declared().build) != one
 
 
-@pytest.mark.parametrize(
-    ("trains", "gradients"), [("everything", ("x", "w_gate", "w_up")), ("inputs", ("x",)), ("nothing", ())]
-)
-def test_gradients_follow_from_what_it_trains(trains: str, gradients: tuple[str, ...]) -> None:
-    assert dummy("one", trains=trains).gradients(Scope.GLU) == gradients
-
-
 def test_the_modules_to_import_before_a_first_call() -> None:
     assert dummy("torch").modules == ()
     assert dummy("triton", backend="triton", package="theirs").modules == ("triton", "theirs")

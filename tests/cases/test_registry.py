@@ -20,7 +20,7 @@ def user_file(tmp_path: Path) -> Path:
 
 
 def names(chosen: list[Implementation]) -> list[str]:
-    return [one.name for one in chosen]
+    return [known.name for known in chosen]
 
 
 def complaint(*arguments: object) -> str:
@@ -42,12 +42,11 @@ def dummy(name: str) -> Implementation:
     [
         (["liger", "eager", "eager", "eage*"], [], ["eager", "eager-packed", "liger"]),  # the catalogue's order, once
         (["*packed"], [], ["eager-packed", "compile-packed"]),
-        (["fused"], [], ["fused"]),
         (["[lu]*"], ["*-mlp", "*-experts"], ["liger", "unsloth"]),
         (["eager*", "liger"], ["*-packed"], ["eager", "liger"]),
         (["*"], [], names(list(CATALOGUE))),
-        ([], [], [one.name for one in CATALOGUE if not one.on_request]),
-        ([], ["f*"], [one.name for one in CATALOGUE if not one.on_request and one.name[0] != "f"]),
+        ([], [], [known.name for known in CATALOGUE if not known.on_request]),
+        ([], ["f*"], [known.name for known in CATALOGUE if not known.on_request and known.name[0] != "f"]),
     ],
 )
 def test_names_and_globs(wanted: list[str], unwanted: list[str], chosen: list[str]) -> None:

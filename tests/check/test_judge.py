@@ -15,11 +15,12 @@ from judged import judge_here
 from specimens import small_case
 from torch import Tensor
 
-from swiglu_bench.cases.cases import ACTIVATIONS, DENSE, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench.cases.cases import ACTIVATIONS, DENSE, PLAIN, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.problem import Problem
+from swiglu_bench.check import judge as judge_module
 from swiglu_bench.check.built import Produced, add_up
 from swiglu_bench.check.inputs import Desk, Draw, Values, make_problem, torch_dtype
-from swiglu_bench.check.judge import KEPT, Judge
+from swiglu_bench.check.judge import KEPT, Judge, compute_truth
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 
@@ -67,20 +68,13 @@ def failed(checks: tuple[TensorCheck, ...]) -> set[str]:
 
 
 @every_setting
-@pytest.mark.parametrize("tokens", [1, 2, 33, 130])
+@pytest.mark.parametrize("tokens", [1, 130])
 def test_a_result_kept_in_fp32_until_the_store_passes(scope: Scope, dtype: Dtype, tokens: int) -> None:
     problem, judge = setting(scope, dtype, tokens)
     for draw in (ONE, OTHER):
         checks = judge_here(judge, in_high_precision(problem, draw), draw)
         assert {check.tensor for check in checks} == {"output", *tensors(scope)}
         assert not failed(checks), [(check.tensor, check.reason) for check in checks]
-
-
-def test_eager_loses_more_than_one_rounding_in_16_bits() -> None:
-    """The reason for a judge: eager rounds gate, up and silu, so a fused kernel beats it."""
-    problem, judge = setting(Scope.GLU, Dtype.BFLOAT16)
-    output, *_ = judge_here(judge, in_high_precision(problem, ONE), ONE)
-    assert output.error < 0.7 * output.eager_error
 
 
 # What must fail
@@ -104,21 +98,16 @@ def flip_the_largest(value: Tensor) -> None:
 FAULTS: dict[str, Callable[[Tensor], Tensor | None]] = {
     "zeros": torch.zeros_like,
     "shifted row": lambda value: value.roll(1, 0),
-    "shifted column": lambda value: value.roll(-1, 1),
     "last row unwritten": changed(lambda value: value[-1].zero_()),
     "last row of a ragged tile mixed up": changed(lambda value: value[-1].add_(value[-2])),
-    "last column unwritten": changed(lambda value: value[:, -1].zero_()),
     "row 0 for all": lambda value: value[:1].expand_as(value).clone(),
     "one wrong element": changed(flip_the_largest),
     "one element off by the rms": changed(lambda v: v[-1, -1].add_(v.float().norm().item() / math.sqrt(v.numel()))),
     "one NaN": changed(lambda value: value[0, 0].fill_(math.nan)),
-    "one infinity": changed(lambda value: value[-1, 0].fill_(-math.inf)),
     "3% too large": lambda value: value * 1.03,
-    "wrong sign": torch.neg,
     "fp8 on the way": lambda value: value.to(torch.float8_e4m3fn).to(value.dtype),
     "wrong dtype": torch.Tensor.double,
     "wrong shape": lambda value: value[:-1],
-    "transposed": lambda value: value.T,
     "missing": lambda value: None,
 }
 
@@ -148,10 +137,9 @@ def test_wrong_work_fails_everywhere(scope: Scope, dtype: Dtype) -> None:
     assert failed(judge_here(judge, exchanged, ONE)) == {first, second}
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
-def test_one_bad_row_of_thousands_fails(dtype: Dtype) -> None:
+def test_one_bad_row_of_thousands_fails() -> None:
     """Where the norm of many rows hides the one, the largest element shows it."""
-    problem, judge = setting(Scope.ACTIVATION, dtype, 20_000, Shape("narrow", 8, 64, "made up", (1,)))
+    problem, judge = setting(Scope.ACTIVATION, Dtype.BFLOAT16, 20_000, Shape("narrow", 8, 64, "made up", (1,)))
     produced = in_high_precision(problem, ONE)
     for name in ("last row unwritten", "last row of a ragged tile mixed up", "one wrong element"):
         assert failed(judge_here(judge, produced | {"output": FAULTS[name](produced["output"])}, ONE)) == {"output"}
@@ -166,7 +154,7 @@ def in_fp64(scope: Scope, dtype: Dtype) -> Judge:
     return judge
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(DENSE), st.sampled_from(list(Dtype)),
     st.floats(0.02, 50.0).filter(lambda factor: abs(factor - 1) > 0.02), st.integers(0, 3),
@@ -190,9 +178,9 @@ def test_an_injected_error_of_known_size_flips_the_verdict_where_the_budget_is(
     spread = verdict(truth + signs * rms * clean.allowed * factor)
     assert spread.ok is (factor < 1)
     assert spread.check == ("" if factor < 1 else "relative error")
-    one = truth.clone()
-    one[0, 0] += rms * clean.max_allowed * factor
-    single = verdict(one)
+    spoilt = truth.clone()
+    spoilt[0, 0] += rms * clean.max_allowed * factor
+    single = verdict(spoilt)
     within = clean.max_allowed * factor / math.sqrt(truth.numel()) <= clean.allowed
     assert single.ok is (factor < 1 and within)
     if within and factor > 1:
@@ -200,15 +188,6 @@ def test_an_injected_error_of_known_size_flips_the_verdict_where_the_budget_is(
 
 
 # The judge itself
-
-
-@pytest.mark.parametrize("scope", DENSE)
-def test_an_output_by_itself_is_judged_without_gradients(scope: Scope) -> None:
-    problem = make_problem(small_case(scope=scope), "cpu")
-    judge = Judge(problem)
-    (check,) = judge.judge({"output": in_high_precision(problem, ONE)["output"]}, ONE, label="{} (inference)")
-    assert (check.tensor, check.ok, check.median_error) == ("output (inference)", True, None)
-    assert set(judge.truth(ONE, False).values) == set(judge.truth(ONE, False).eager) == {"output"}
 
 
 def test_a_fault_found_elsewhere_is_told_and_nothing_measured() -> None:
@@ -255,16 +234,15 @@ def compared(dtype: Dtype, calls: int, call: Callable[[Problem, Draw], Produced]
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))
-@pytest.mark.parametrize("calls", [1, 4, 64])
-@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+@pytest.mark.parametrize(("calls", "mode"), [(1, Mode.FORWARD), (1, Mode.STEP), (64, Mode.STEP)])
 def test_sums_of_right_results_pass(dtype: Dtype, calls: int, mode: Mode) -> None:
     assert compared(dtype, calls, in_high_precision, mode) == ""
 
 
-@pytest.mark.parametrize("fault", ["zeros", "row 0 for all", "wrong sign", "shifted column", "one NaN", "one infinity"])
+@pytest.mark.parametrize("fault", ["zeros", "row 0 for all", "one NaN"])
 @pytest.mark.parametrize(
     ("dtype", "calls", "every"),
-    [*((dtype, calls, calls // 4 or 1) for dtype in Dtype for calls in (1, 16)), (Dtype.FLOAT32, 64, 64)],
+    [(Dtype.FLOAT32, 1, 1), (Dtype.FLOAT16, 16, 4), (Dtype.BFLOAT16, 16, 4), (Dtype.FLOAT32, 64, 64)],
 )
 def test_a_sum_in_which_some_results_are_wrong_is_found(dtype: Dtype, calls: int, every: int, fault: str) -> None:
     def call(problem: Problem, draw: Draw) -> Produced:
@@ -306,11 +284,6 @@ def test_a_nan_that_reaches_another_token_is_told_unless_the_library_does_it(mon
     assert wrong(output) == ""
 
 
-def test_fp32_products_keep_an_inf_in_its_token() -> None:
-    judge = Judge(make_problem(small_case(scope=Scope.MLP, dtype=Dtype.FLOAT32, tokens=8, shape=MIDDLE), "cpu", seed=1))
-    assert not judge._library_spreads()
-
-
 def test_what_underflows_in_eager_need_not_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = Judge(make_problem(small_case(scope=Scope.MLP, dtype=Dtype.FLOAT16, tokens=2, shape=MIDDLE), "cpu", seed=1))
     judge.truth(ONE, False)
@@ -319,3 +292,60 @@ def test_what_underflows_in_eager_need_not_elsewhere(monkeypatch: pytest.MonkeyP
     wrong = judge.compare_harsh(Draw(5, Values.WIDE))
     assert wrong(zeros + 1e-6) == ""
     assert "relative difference" in wrong(zeros + 1e-2)
+
+
+# The truth
+
+
+def drawn(problem: Problem) -> tuple[list[Tensor], Tensor]:
+    desk = Desk(problem)
+    return desk.activations(Draw(1)), desk.upstream(Draw(1))
+
+
+def by_autograd(problem: Problem, activations: list[Tensor], upstream: Tensor) -> dict[str, Tensor]:
+    """The same answer by another way: PyTorch's own derivatives of the definition, in fp64."""
+    scope, limit = problem.case.scope, problem.extras.limit
+    leaves = dict(zip(ACTIVATIONS[scope], activations, strict=True)) | problem.parameters
+    leaves = {name: value.detach().double().requires_grad_() for name, value in leaves.items()}
+    if scope is Scope.ACTIVATION:
+        gate, up = leaves["gate"], leaves["up"]
+    else:
+        gate, up = (
+            F.linear(leaves["x"], leaves[f"w_{name}"], leaves.get(f"bias_{name}")) for name in ("gate", "up")
+        )  # fmt: skip
+    if limit:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    output = F.silu(gate) * up
+    if scope is Scope.MLP:
+        output = F.linear(output, leaves["w_down"], leaves.get("bias_down"))
+    output.backward(upstream.double())
+    return {"output": output.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def distance(value: Tensor, other: Tensor) -> float:
+    assert value.shape == other.shape
+    assert value.dtype is torch.float64
+    return ((value - other).norm() / other.norm()).item()
+
+
+@pytest.mark.parametrize("scope", DENSE)
+@pytest.mark.parametrize("extras", [PLAIN, Extras(bias=True, limit=0.7)], ids=str)
+def test_the_truth_agrees_with_autograd(scope: Scope, extras: Extras) -> None:
+    problem = make_problem(small_case(scope=scope, dtype=Dtype.BFLOAT16), "cpu", extras)
+    activations, upstream = drawn(problem)
+    answer, expected = compute_truth(problem, activations, upstream), by_autograd(problem, activations, upstream)
+    assert set(answer) == set(expected) == {"output", *tensors(scope), *problem.biases}
+    assert max(distance(value, expected[name]) for name, value in answer.items()) < 1e-14
+
+
+@pytest.mark.parametrize("scope", DENSE)
+def test_chunks_change_nothing_and_no_tokens_are_an_empty_answer(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(small_case(scope=scope, tokens=7), "cpu")
+    activations, upstream = drawn(problem)
+    whole = compute_truth(problem, activations, upstream)
+    monkeypatch.setattr(judge_module, "TRUTH_CHUNK", 3)
+    found = compute_truth(problem, activations, upstream)
+    assert max(distance(value, whole[name]) for name, value in found.items()) < 1e-14
+    assert list(compute_truth(problem, activations, None)) == ["output"]
+    empty = make_problem(small_case(scope=scope, tokens=0), "cpu")
+    assert compute_truth(empty, *drawn(empty))["output"].shape[0] == 0

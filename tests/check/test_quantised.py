@@ -1,59 +1,61 @@
 """What quantises is judged by its recipe: codes, scales and results; right ones pass and each specimen is caught."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
-from swiglu_bench.cases.fp8 import defined
+from swiglu_bench.cases.fp8 import defined, dequantise
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import fp8, pytorch
+from swiglu_bench.contenders import experts, fp8, fp8_experts, pytorch
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.tasks.selftest.zoo import EXPERTS, SPECIMENS
-from swiglu_bench.worker.audit.subject import Subject
+from swiglu_bench.tasks.contract.subject import Subject
+from swiglu_bench.tasks.selftest.run import EXPERTS, SPECIMENS
+from swiglu_bench.tasks.selftest.run import case_of as case_of_specimen
 
 CPU = torch.device("cpu")
-RECIPES = [one for one in Precision if one]
 
 
 def case_of(scope: Scope, precision: Precision, mode: Mode = Mode.STEP, tokens: int = 40) -> Case:
     tensorwise = precision is Precision.FP8_TENSORWISE  # PyTorch multiplies by loops there, on a CPU
-    sizes = (144, 208) if tensorwise else (272, 400)
+    sizes = (80, 112) if tensorwise else (144, 272)
     return Case(Shape("made up", *sizes, "", ()), tokens, Dtype.BFLOAT16, scope, mode, precision=precision)
 
 
-def checks_of(one: Implementation, case: Case) -> dict[str, TensorCheck]:
-    admitting, contender = Subject(one, case.scope, CPU, case.dtype).admitting(case)
+def checks_of(entry: Implementation, case: Case) -> dict[str, TensorCheck]:
+    admitting, contender = Subject(entry, case.scope, CPU, case.dtype).admitting(case)
     return {check.tensor: check for check in admitting.admit(contender).checks}
+
+
+def codes_in(checks: dict[str, TensorCheck]) -> set[str]:
+    return {name.removeprefix("codes of ") for name in checks if name.startswith("codes of ")}
+
+
+def assert_loss_beside_eager_s(output: TensorCheck) -> None:
+    assert output.loss
+    assert output.eager_loss
+    assert output.error < 0.01 < output.loss < 0.2
+    assert output.eager_loss < 0.01
 
 
 def failed(checks: dict[str, TensorCheck]) -> list[str]:
     return [f"{name}: {check.reason}" for name, check in checks.items() if not check.ok]
 
 
-@pytest.mark.parametrize("scope", [Scope.GLU, Scope.MLP])
-@pytest.mark.parametrize("precision", RECIPES)
-@pytest.mark.parametrize("one", [fp8.reference, fp8.scaled_mm], ids=lambda one: one.name)
-def test_the_right_ones_pass_with_their_loss_beside_eager_s(
-    one: Implementation, precision: Precision, scope: Scope
-) -> None:
-    case = case_of(scope, precision)
-    if precision not in one.precisions:
-        assert one.refuses(case)
-        return
-    checks = checks_of(one, case)
+RIGHT = [(entry, precision) for entry in (fp8.reference, fp8.scaled_mm) for precision in sorted(entry.precisions)]
+
+
+@pytest.mark.parametrize(("entry", "precision"), RIGHT, ids=lambda value: getattr(value, "name", value))
+def test_the_right_ones_pass_with_their_loss_beside_eager_s(entry: Implementation, precision: Precision) -> None:
+    checks = checks_of(entry, case_of(Scope.MLP, precision))
     assert failed(checks) == []
-    codes = {name.removeprefix("codes of ") for name in checks if name.startswith("codes of ")}
-    gate_up = {"w_gate", "d_up", "d_gate.T"} if one is fp8.reference else {"w_gate_up", "d_gate_up", "d_gate_up.T"}
-    assert codes >= {"x", "x.T"} | gate_up | ({"h", "upstream.T", "w_down"} if scope is Scope.MLP else set())
-    output = checks["output"]
-    assert output.loss
-    assert output.eager_loss
-    assert output.error < 0.01 < output.loss < 0.2
-    assert output.eager_loss < 0.01
+    gate_up = {"w_gate", "d_up", "d_gate.T"} if entry is fp8.reference else {"w_gate_up", "d_gate_up", "d_gate_up.T"}
+    assert codes_in(checks) >= {"x", "x.T", "h", "upstream.T", "w_down"} | gate_up
+    assert_loss_beside_eager_s(checks["output"])
 
 
 def test_products_of_weight_gradients_may_stay_in_16_bits() -> None:
@@ -76,7 +78,7 @@ def test_what_hands_over_nothing_is_judged_by_results_alone(joint: bool) -> None
     )  # fmt: skip
     checks = checks_of(silent, case)
     assert failed(checks) == []
-    assert not [name for name in checks if name.startswith("codes of ")]
+    assert codes_in(checks) == set()
 
 
 def test_what_quantises_nothing_is_judged_as_ever_in_a_case_of_a_precision() -> None:
@@ -85,17 +87,92 @@ def test_what_quantises_nothing_is_judged_as_ever_in_a_case_of_a_precision() -> 
     assert {check.loss for check in checks.values()} == {None}
 
 
-def test_eager_is_no_contender_that_quantises() -> None:
-    eager = dataclasses.replace(pytorch.eager, precisions=frozenset(Precision))
-    assert failed(checks_of(eager, case_of(Scope.GLU, Precision.FP8_TENSORWISE, Mode.FORWARD)))
+@pytest.mark.parametrize("name", [name for name, specimen in SPECIMENS.items() if specimen.precision])
+def test_wrong_quantisation_is_caught(name: str) -> None:
+    specimen = SPECIMENS[name]
+    case = case_of_specimen(specimen, "cpu")
+    case = dataclasses.replace(case, tokens=40, shape=dataclasses.replace(case.shape, hidden=256, intermediate=128))
+    checks = checks_of(specimen.implementation, case)
+    assert {check.check for check in checks.values() if not check.ok} & set(specimen.caught_by)
 
 
-@pytest.mark.parametrize("one", [one for one in SPECIMENS if one.precision], ids=lambda one: one.name)
-def test_wrong_quantisation_is_caught(one: Specimen) -> None:
-    case = case_of(one.scope, one.precision, one.mode)
-    shape = dataclasses.replace(case.shape, hidden=512, intermediate=384)
-    if one.scope is Scope.EXPERTS:
-        shape = dataclasses.replace(shape, experts=EXPERTS)
-    case = dataclasses.replace(case, shape=shape)
-    checks = checks_of(one.implementation, case)
-    assert {check.check for check in checks.values() if not check.ok} & set(one.caught_by)
+# Mixtures of experts, block by block
+
+
+def mixture(mode: Mode = Mode.STEP, tokens: int = 40) -> Case:
+    shape = Shape("made up", 128, 96, "", (), EXPERTS)
+    return Case(shape, tokens, Dtype.BFLOAT16, Scope.EXPERTS, mode, precision=Precision.FP8_ROWWISE)
+
+
+def grouped_products(
+    codes: Tensor, weights: Tensor, scales: Tensor, weight_scales: Tensor, *, offs: Tensor, out_dtype: torch.dtype
+) -> Tensor:
+    """What torch._scaled_grouped_mm computes on Hopper, with the checks of its meta function."""
+    like = [value.to("meta") for value in (codes, weights, scales, weight_scales, offs)]
+    torch.ops.aten._scaled_grouped_mm(*like[:4], offs=like[4], out_dtype=out_dtype)
+    first = dequantise(codes, scales[:, None], torch.float32)
+    second = dequantise(weights, weight_scales[:, None], torch.float32)
+    sizes = offs.diff(prepend=offs.new_zeros(1)).tolist()
+    return torch.cat([rows @ weight for rows, weight in zip(first.split(sizes), second, strict=True)]).to(out_dtype)
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Implementation:
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped_products)
+    return dataclasses.replace(fp8_experts.scaled_grouped, gpus=())
+
+
+def test_the_definition_of_experts_passes_with_its_loss_beside_eager_s() -> None:
+    checks = checks_of(fp8.reference, mixture())
+    assert failed(checks) == []
+    backward = {"d_gate", "d_up", "w_gate.T", "w_up.T", "upstream", "w_down.T"}
+    assert codes_in(checks) == {"x", "w_gate", "w_up", "h", "w_down"} | backward
+    assert_loss_beside_eager_s(checks["output"])
+
+
+@pytest.mark.parametrize("tokens", [3, 40], ids=["idle experts", ""])
+def test_grouped_products_of_torch_pass_by_their_codes_and_by_their_results(
+    on_hopper: Implementation, tokens: int
+) -> None:
+    checks = checks_of(on_hopper, mixture(tokens=tokens))
+    assert failed(checks) == []
+    backward = {"d_gate_up", "w_gate_up.T", "upstream", "w_down.T"}
+    assert codes_in(checks) == {"x", "w_gate_up", "h", "w_down"} | backward
+
+    def silent(problem: object) -> Step:
+        return dataclasses.replace(on_hopper.build(problem), hand_over=None)  # type: ignore[arg-type]
+
+    checks = checks_of(dataclasses.replace(on_hopper, build=silent), mixture(Mode.FORWARD, tokens))
+    assert failed(checks) == []
+    assert codes_in(checks) == set()
+
+
+def _wrong(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    def product(codes: Tensor, weights: Tensor, scales: Tensor, weight_scales: Tensor, **options: object) -> Tensor:
+        return grouped_products(codes, weights, *change(scales, weight_scales), **options)  # type: ignore[arg-type]
+
+    return product
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda scales, of_weights: (scales, of_weights[:1].expand_as(of_weights)), id="first expert's"),
+        pytest.param(lambda scales, of_weights: (scales.roll(1), of_weights), id="next row's"),
+        pytest.param(lambda scales, of_weights: (scales.mean().expand_as(scales), of_weights), id="one for all rows"),
+    ],
+)
+def test_codes_multiplied_by_other_scales_than_those_handed_over_are_caught(
+    on_hopper: Implementation, monkeypatch: pytest.MonkeyPatch, change: Callable[..., tuple[Tensor, Tensor]]
+) -> None:
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", _wrong(change))
+    checks = checks_of(on_hopper, mixture(Mode.FORWARD))
+    assert not checks["output"].ok
+
+
+def test_what_multiplies_in_bf16_is_no_contender_that_quantises() -> None:
+    for entry, case in (
+        (experts.grouped, mixture(Mode.FORWARD)),
+        (pytorch.eager, case_of(Scope.GLU, Precision.FP8_TENSORWISE, Mode.FORWARD)),
+    ):
+        assert failed(checks_of(dataclasses.replace(entry, precisions=frozenset(Precision)), case))

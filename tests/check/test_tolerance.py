@@ -2,8 +2,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.results import Fault
@@ -52,52 +50,28 @@ def test_unit_roundoff_is_half_a_unit_in_the_last_place(dtype: torch.dtype, bits
 # tensor_error
 
 
-@given(st.floats(min_value=1e-9, max_value=1e3))
-def test_a_scaled_tensor_has_the_relative_error_of_its_scale(size: float) -> None:
-    truth = normal(40, 50)
-    error = tensor_error(truth * (1 + size), truth)
-    assert error.relative == pytest.approx(size, rel=1e-5)
-    assert error.maximum == pytest.approx(size * truth.abs().max().item() / rms(truth), rel=1e-5)
-
-
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-def test_one_wrong_element_is_counted_in_units_of_the_tensor_s_size(size: float) -> None:
+def test_errors_are_relative_to_the_tensor_and_measuring_changes_neither_side() -> None:
     truth = 1e-3 * normal(40, 50)
-    value = truth.clone()
-    value[3, 4] += size * rms(truth)
+    kept, value = truth.clone(), truth * 1.25  # a float64 value shares its memory with what is measured
     error = tensor_error(value, truth)
-    assert error.maximum == pytest.approx(size, rel=1e-6)
-    assert error.relative == pytest.approx(size / math.sqrt(truth.numel()), rel=1e-6)
+    assert error.relative == pytest.approx(0.25, rel=1e-6)
+    assert error.maximum == pytest.approx(0.25 * truth.abs().max().item() / rms(truth), rel=1e-6)
+    assert torch.equal(value, truth * 1.25)
+    assert torch.equal(truth, kept)
+    value = truth.clone()
+    value[3, 4] += 1e3 * rms(truth)
+    error = tensor_error(value, truth)
+    assert error.maximum == pytest.approx(1e3, rel=1e-6)
+    assert error.relative == pytest.approx(1e3 / math.sqrt(truth.numel()), rel=1e-6)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_nothing_finite_comes_of_what_is_not(bad: float) -> None:
-    value = normal(4, 4).float()
-    value[1, 1] = bad
-    assert tensor_error(value, normal(4, 4)) == TensorError(math.inf, math.inf, False)
-
-
-def test_a_truth_of_zeros() -> None:
-    zeros = torch.zeros(3, dtype=torch.float64)
-    assert tensor_error(zeros.clone(), zeros) == TensorError(0.0, 0.0, True)
+def test_what_is_not_finite_or_empty_or_zero() -> None:
+    zeros, empty = torch.zeros(3, dtype=torch.float64), torch.empty(0, 4, dtype=torch.float64)
+    for bad in (math.nan, -math.inf):
+        assert tensor_error(zeros + bad, normal(3)) == TensorError(math.inf, math.inf, False)
+    assert tensor_error(zeros.clone(), zeros) == tensor_error(empty, empty) == TensorError(0.0, 0.0, True)
     assert tensor_error(torch.tensor([0.0, 1e-30, 0.0], dtype=torch.float64), zeros).relative == math.inf
-
-
-def test_an_empty_tensor_has_no_error() -> None:
-    empty = torch.empty(0, 4, dtype=torch.float64)
-    assert tensor_error(empty.float(), empty) == TensorError(0.0, 0.0, True)
     assert check("output", empty.float(), empty, TensorError(0.0, 0.0, True), torch.float32).ok
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-def test_measuring_changes_neither_side(dtype: torch.dtype) -> None:
-    """A float64 value shares its memory with what is measured unless it is copied."""
-    truth = normal(4, 4)
-    value = (truth * 1.1).to(dtype)
-    kept, kept_truth = value.clone(), truth.clone()
-    tensor_error(value, truth)
-    assert torch.equal(value, kept)
-    assert torch.equal(truth, kept_truth)
 
 
 # check
@@ -109,19 +83,11 @@ def test_the_budget_is_eager_s_error_with_a_margin_and_the_rounding(dtype: torch
     truth = normal(30, 30)
     verdict = check("output", truth.to(dtype), truth, TensorError(0.01, 0.1, True), dtype, terms)
     whole, element = floor(dtype, terms)
-    assert verdict.allowed == pytest.approx(MARGIN * 0.01 + whole)
     peak = truth.abs().max().item() / rms(truth)
+    assert verdict.allowed == pytest.approx(MARGIN * 0.01 + whole)
     assert verdict.max_allowed == pytest.approx(MAX_MARGIN * 0.1 + element * peak)
-    assert (verdict.eager_error, verdict.eager_max_error) == (0.01, 0.1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seed", range(3))
-def test_rounding_alone_passes_even_where_eager_is_exact(dtype: torch.dtype, seed: int) -> None:
-    """No implementation can do better than to round the truth once."""
-    truth = normal(60, 70, seed=seed)
-    verdict = check("output", truth.to(dtype), truth, TensorError(0.0, 0.0, True), dtype)
-    assert verdict.ok, verdict.reason
+    rounded = check("output", truth.to(dtype), truth, TensorError(0.0, 0.0, True), dtype)
+    assert rounded.ok, "no implementation can do better than to round the truth once"
 
 
 FINE = TensorError(0.01, 0.1, True)
@@ -179,23 +145,17 @@ def test_an_unlucky_error_on_three_elements_passes_and_a_wrong_one_does_not() ->
     assert not check("bias", truth * (1 + 2e-2), truth, lucky, torch.float64).ok
 
 
-def test_the_scatter_is_that_of_random_errors() -> None:
-    generator = torch.Generator().manual_seed(0)
-    errors = torch.randn(2, 100_000, 20, generator=generator).square().mean(-1).sqrt()
-    assert (errors[0] / errors[1]).max().item() < tolerance.scatter(20) < 2 * (errors[0] / errors[1]).max().item()
-
-
 def test_errors_of_h_scatter_as_those_of_fewer_normal_numbers() -> None:
     """Gate and up of either sign make h uneven: few of its elements have most of the error."""
     generator = torch.Generator().manual_seed(0)
-    gate, up = torch.randn(2, 20_000, 160, generator=generator)
-    roundings = torch.rand(2, 20_000, 160, generator=generator) - 0.5
+    gate, up = torch.randn(2, 10_000, 160, generator=generator)
+    roundings = torch.rand(2, 10_000, 160, generator=generator) - 0.5
     errors = (torch.nn.functional.silu(gate) * up * roundings).square().mean(-1).sqrt()
     most = (errors[0] / errors[1]).max().item()
     assert tolerance.scatter(160) < most < tolerance.scatter(160 // tolerance.UNEVEN)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_errors_of_few_elements_of_h_stand_in_every_tensor(seed: int) -> None:
     """Of one token, a weight's gradient is an outer product: a few errors, each in a whole row."""
     gradient, x = normal(12, seed=seed), normal(500, seed=seed + 100)
@@ -235,14 +195,6 @@ def test_digits_that_are_cut_off_are_a_bias_and_rounded_ones_are_none() -> None:
     verdict = check("output", cut, truth, TensorError(3 * eager.relative, 1.0, True), torch.bfloat16)
     assert verdict.check == "bias"
     assert check("output", cut, truth, tensor_error(cut, truth), torch.bfloat16).ok, "where eager has it, too"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_few_errors_have_a_direction_by_chance(seed: int) -> None:
-    truth = normal(3, seed=seed)
-    error = 0.01 * rms(truth) * normal(3, seed=seed + 100)
-    verdict = check("bias", truth + error, truth, TensorError(0.01, 0.05, True), torch.float32)
-    assert verdict.check != "bias"
 
 
 def test_a_gates_fp32_sum_counts_in_the_tail() -> None:

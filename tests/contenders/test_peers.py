@@ -154,22 +154,6 @@ def test_gate_and_up_in_the_wrong_order_are_noticed(quack: Quack, monkeypatch: p
     assert failures(peers.quack, small_case(scope=Scope.GLU, mode=Mode.STEP))
 
 
-def test_rows_of_gate_and_up_alternate() -> None:
-    gate, up = torch.arange(6.0).reshape(3, 2), -torch.arange(6.0).reshape(3, 2)
-    joined = peers.interleave(gate, up)
-    assert joined.tolist() == [[0, 1], [0, -1], [2, 3], [-2, -3], [4, 5], [-4, -5]]
-    assert [part.tolist() for part in peers.deinterleave(joined)] == [gate.tolist(), up.tolist()]
-
-
-def test_the_gradient_of_the_gate() -> None:
-    preactivation = torch.randn(7, 12, dtype=torch.float64, requires_grad=True)
-    dz = torch.randn(7, 6, dtype=torch.float64)
-    gated(preactivation).backward(dz)
-    found = peers.gate_gradient(dz, preactivation.detach())
-    torch.testing.assert_close(found, preactivation.grad, atol=1e-6, rtol=1e-5)
-    assert peers.gate_gradient(dz.half(), preactivation.detach().half()).dtype == torch.float16
-
-
 # Where they do not run
 
 

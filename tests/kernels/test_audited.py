@@ -8,9 +8,9 @@ import torch
 from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import fused, pytorch, unsloth
+from swiglu_bench.contenders import fused, pytorch
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.worker.audit.matrix import audit
+from swiglu_bench.tasks.audit import Asked, audit_here
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def cell(one: Implementation, scope: Scope) -> Record:
-    (found,) = audit([one], [scope], DEVICE, only=["saved tensors"])
+    (found,) = audit_here([one], Asked([scope], only=["saved tensors"]), DEVICE)
     return found
 
 
@@ -51,4 +51,4 @@ def test_who_overwrites_it_is_found_out() -> None:
     assert found.verdict is AuditVerdict.FAIL
     assert "(19, 80)" in found.reason
     assert cell(pytorch.eager, Scope.GLU).verdict is AuditVerdict.PASS
-    assert cell(unsloth.unsloth, Scope.ACTIVATION).verdict is AuditVerdict.UNSUPPORTED
+    assert cell(fused.unsloth, Scope.ACTIVATION).verdict is AuditVerdict.UNSUPPORTED

@@ -44,7 +44,7 @@ def test_it_works_beside_the_installed_package(hub_kernel: ModuleType) -> None:
     torch.testing.assert_close(found, reference.swiglu_glu(x, w_gate, w_up))
     found.sum().backward()
     assert x.grad is not None
-    operators = importlib.import_module(f"{hub_kernel.__name__}.calls.operator").NAMESPACE
+    operators = importlib.import_module(f"{hub_kernel.__name__}.runtime.operator").NAMESPACE
     assert operators == hub_kernel.__name__ != "swiglu_kernels"
 
 
@@ -64,4 +64,4 @@ def test_an_import_without_a_relative_form_is_refused() -> None:
     assert relative("from swiglu_kernels.a.b import c\n", 0) == "from .a.b import c\n"
     assert relative("    from swiglu_kernels import c, d\n", 2) == "    from ... import c, d\n"
     with pytest.raises(ValueError, match="import swiglu_kernels"):
-        relative("import swiglu_kernels.operations.glu\n", 0)
+        relative("import swiglu_kernels.ops.glu.operation\n", 0)

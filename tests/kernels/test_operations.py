@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from accuracy import DEVICE, check_against_reference, random_tensor
+from accuracy import DEVICE, assert_equal, check_against_reference, random_tensor
 
+import swiglu_kernels
 from swiglu_kernels import (
     backend_for,
     reference,
@@ -22,6 +23,7 @@ from swiglu_kernels import (
     swiglu_mlp,
     unsloth_silu_mul,
 )  # fmt: skip
+from swiglu_kernels.ops.fp8 import operation as fp8
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
@@ -37,19 +39,18 @@ class Operation:
     function: Callable[..., torch.Tensor]
     reference: Callable[..., torch.Tensor]
     shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype = torch.float32
 
     def inputs(self, *wanted: int) -> list[torch.Tensor]:
         """Drawn anew; those at the positions `wanted` need a gradient (none given: all)."""
-        drawn = [random_tensor(*shape, dtype=torch.float32, seed=seed) for seed, shape in enumerate(self.shapes)]
-        return [one.requires_grad_(not wanted or position in wanted) for position, one in enumerate(drawn)]
+        drawn = [random_tensor(*shape, dtype=self.dtype, seed=seed) for seed, shape in enumerate(self.shapes)]
+        return [tensor.requires_grad_(not wanted or position in wanted) for position, tensor in enumerate(drawn)]
 
 
 def packed(layout: str) -> Operation:
     weight = PACKED[::-1] if layout == "transposed" else PACKED
-    call, definition = (
-        functools.partial(one, layout=layout) for one in (swiglu_glu_packed, reference.swiglu_glu_packed)
-    )
-    return Operation(call, definition, (X, weight, (2 * INTERMEDIATE,)))
+    functions = (functools.partial(module.swiglu_glu_packed, layout=layout) for module in (swiglu_kernels, reference))
+    return Operation(*functions, (X, weight, (2 * INTERMEDIATE,)))
 
 
 def overwriting(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -65,23 +66,34 @@ INDEX = torch.tensor([[0, 1], [2, 3], [1, 1], [3, 0], [2, 5]], device=DEVICE)
 """Of three experts; the others do not exist."""
 
 
-def of_experts(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def call(x, w_gate_up, w_down, weights, b_gate_up, b_down, **options):
-        return function(x, w_gate_up, w_down, INDEX, weights, b_gate_up=b_gate_up, b_down=b_down, **options)
+def experts(hidden: int, intermediate: int, hidden_out: int, dtype: torch.dtype, **fixed: object) -> Operation:
+    def with_index(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(x, w_gate_up, w_down, weights, b_gate_up, b_down, **options):
+            biases = {"b_gate_up": b_gate_up, "b_down": b_down}
+            return function(x, w_gate_up, w_down, INDEX, weights, **biases, **options, **fixed)
 
-    return call
+        return call
+
+    weights = (3, 2 * intermediate, hidden), (3, hidden_out, intermediate)
+    shapes = ((TOKENS, hidden), *weights, tuple(INDEX.shape), (3, 2 * intermediate), (3, hidden_out))
+    return Operation(with_index(swiglu_experts), with_index(reference.swiglu_experts), shapes, dtype)
 
 
-EXPERTS = Operation(
-    of_experts(swiglu_experts), of_experts(reference.swiglu_experts),
-    (X, (3, *PACKED), (3, *W_DOWN), INDEX.shape, (3, PACKED[0]), (3, HIDDEN_OUT)),
-)  # fmt: skip
+def mlp_fp8(recipe: str) -> Operation:
+    functions = (functools.partial(module.swiglu_mlp_fp8, recipe=recipe) for module in (swiglu_kernels, reference))
+    return Operation(*functions, ((TOKENS, 48), (32, 48), (32, 48), (80, 32), (32,), (32,), (80,)), torch.bfloat16)
+
+
+FP8 = {} if fp8.why_not(DEVICE) else {
+    "fp8 rowwise": mlp_fp8("rowwise"), "fp8 blockwise": mlp_fp8("blockwise"),
+    "experts in fp8": experts(48, 32, 80, torch.bfloat16, precision="fp8-rowwise"),
+}  # fmt: skip
 OPERATIONS = {
-    "experts": EXPERTS,
+    "experts": experts(HIDDEN, INTERMEDIATE, HIDDEN_OUT, torch.float32),
     "glu": Operation(swiglu_glu, reference.swiglu_glu, (X, WEIGHT, WEIGHT)),
     "glu biased": Operation(swiglu_glu, reference.swiglu_glu, (X, WEIGHT, WEIGHT, BIAS, BIAS)),
     "mlp": Operation(swiglu_mlp, reference.swiglu_mlp, (X, WEIGHT, WEIGHT, W_DOWN, BIAS, BIAS, (HIDDEN_OUT,))),
-} | PACKINGS | PRODUCTS  # fmt: skip
+} | PACKINGS | PRODUCTS | FP8  # fmt: skip
 GLU = [
     {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
     for weight_grad, save, input_grad in itertools.product(
@@ -104,26 +116,22 @@ MLP: list[dict[str, Any]] = [
 
 def cases(glu: list[dict], mlp: list[dict], *others: str) -> pytest.MarkDecorator:
     """Operations with options, and others as they are."""
-    listed = [("glu", one) for one in glu] + [("mlp", one) for one in mlp] + [(name, {}) for name in others]
+    listed = [("glu", options) for options in glu] + [("mlp", options) for options in mlp]
+    listed += [(name, {}) for name in others]
     ids = [" ".join([name, *map(str, options.values())]) for name, options in listed]
     return pytest.mark.parametrize(("name", "options"), listed, ids=ids)
-
-
-def assert_equal(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
-    for one, other in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
 
 
 GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0, "input_grad": "torch"}
 
 
-@cases([*GLU, GPT_OSS], MLP, "glu biased", *PACKINGS, "silu_mul", "unsloth", "experts")
+@cases([*GLU, GPT_OSS], MLP, "glu biased", *PACKINGS, "silu_mul", "unsloth", "experts", *FP8)
 def test_a_second_backward_has_the_same_bits_and_writes_into_nothing_given(name, options):
     inputs = OPERATIONS[name].inputs()
     wanted = inputs[:1] if options.get("weight_grad") == "none" else inputs
-    before = tuple(one.detach().clone() for one in inputs)
+    before = tuple(tensor.detach().clone() for tensor in inputs)
     out = OPERATIONS[name].function(*inputs, **options)
-    upstream = random_tensor(*out.shape, dtype=torch.float32, seed=9)
+    upstream = random_tensor(*out.shape, dtype=out.dtype, seed=9)
     same = upstream.clone()
     first = torch.autograd.grad(out, wanted, upstream, retain_graph=True)
     assert_equal(torch.autograd.grad(out, wanted, upstream), first)
@@ -134,7 +142,7 @@ def test_a_second_backward_has_the_same_bits_and_writes_into_nothing_given(name,
 def test_frozen_weights_get_no_gradient(name, options):
     inputs = OPERATIONS[name].inputs()
     OPERATIONS[name].function(*inputs, weight_grad="none").sum().backward()
-    assert [one.grad is None for one in inputs] == [False] + [True] * (len(inputs) - 1)
+    assert [tensor.grad is None for tensor in inputs] == [False] + [True] * (len(inputs) - 1)
 
 
 SOME = [(0,), (1,), (2,), (4,), (6,), (0, 2), (0, 3), (1, 2), (2, 6), (3, 4), (3, 5)]
@@ -148,7 +156,8 @@ SOME = [(0,), (1,), (2,), (4,), (6,), (0, 2), (0, 3), (1, 2), (2, 6), (3, 4), (3
         if max(wanted) < len(OPERATIONS[name].shapes)
     ]
     + [("experts", {}, wanted) for wanted in ((0,), (3,), (1, 4), (2, 5))]
-    + [("experts", {"recompute": True}, (2,))],
+    + [("experts", {"recompute": True}, (2,))]
+    + [(name, {}, wanted) for name, wanted in itertools.product(FP8, ((0,), (3,), (2, 5)))],
     ids=str,
 )
 def test_only_some_inputs_need_a_gradient(name, options, wanted):
@@ -156,29 +165,33 @@ def test_only_some_inputs_need_a_gradient(name, options, wanted):
     inputs = operation.inputs(*wanted)
     chosen = [inputs[position] for position in wanted]
     got = torch.autograd.grad(operation.function(*inputs, **options).sum(), chosen)
-    expected = torch.autograd.grad(operation.reference(*inputs).sum(), chosen)
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    if name in FP8:  # whose codes may be a step from the reference's
+        every = operation.inputs()
+        expected = torch.autograd.grad(operation.function(*every).sum(), [every[position] for position in wanted])
+        assert_equal(got, expected)
+    else:
+        expected = torch.autograd.grad(operation.reference(*inputs).sum(), chosen)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @cases([{}], [{}], "silu_mul", "glu_packed packed")
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 0, 3)], ids=str)
 def test_leading_dimensions(name, options, lead):
     operation = OPERATIONS[name]
-    first, *rest = (one.detach() for one in operation.inputs())
+    first, *rest = (tensor.detach() for tensor in operation.inputs())
     if name == "silu_mul":
         rest = [random_tensor(*lead, 9, dtype=torch.float32, seed=1)]
     inputs = [random_tensor(*lead, first.shape[-1], dtype=torch.float32), *rest]
     check_against_reference("a b c d e f g", operation.function, operation.reference, inputs)
 
 
-@cases(GLU[:12], [], *PACKINGS)
+@cases(GLU[:12:2], [], *PACKINGS)
 def test_the_gradient_of_a_sum_which_is_one_number_everywhere(name, options):
     operation = OPERATIONS[name]
     inputs = operation.inputs()
     got = torch.autograd.grad(operation.function(*inputs, **options).sum(), inputs)
-    for one, other in zip(got, torch.autograd.grad(operation.reference(*inputs).sum(), inputs), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    expected = torch.autograd.grad(operation.reference(*inputs).sum(), inputs)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +208,10 @@ def test_the_gradient_of_a_sum_which_is_one_number_everywhere(name, options):
 )
 def test_what_is_saved_for_the_backward(name, options, of_x, of_gate_and_up):
     inputs = OPERATIONS[name].inputs()
-    parameters = {one.data_ptr() for one in inputs[1:]}
-    sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: sizes.append(one) or one, lambda one: one):
+    parameters, saved = {tensor.data_ptr() for tensor in inputs[1:]}, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda saved: saved):
         OPERATIONS[name].function(*inputs, **options)
-    kept = sum(one.numel() for one in sizes if one.data_ptr() not in parameters)
+    kept = sum(tensor.numel() for tensor in saved if tensor.data_ptr() not in parameters)
     assert kept == TOKENS * (of_x * HIDDEN + of_gate_and_up * 2 * INTERMEDIATE)
 
 
@@ -217,13 +229,13 @@ class NoGradient(torch.autograd.Function):
 def test_an_undefined_upstream_gradient_gives_none(name, options):
     inputs = OPERATIONS[name].inputs()
     NoGradient.apply(OPERATIONS[name].function(*inputs)).sum().backward()
-    assert all(one.grad is None for one in inputs)
+    assert all(tensor.grad is None for tensor in inputs)
 
 
 X_NOT_SAVED = {"weight_grad": "none", "save": "preact"}
 
 
-@cases([{}, X_NOT_SAVED], [{}, X_NOT_SAVED], *PACKINGS, *PRODUCTS, "experts")
+@cases([{}, X_NOT_SAVED], [{}, X_NOT_SAVED], *PACKINGS, *PRODUCTS, "experts", *FP8)
 def test_a_second_derivative_is_refused(name, options):
     first, *rest = OPERATIONS[name].inputs()
     out = OPERATIONS[name].function(first, *rest, **options)
@@ -233,12 +245,12 @@ def test_a_second_derivative_is_refused(name, options):
 
 @cases([{}], [{}], *PACKINGS, "silu_mul", "unsloth", "experts")
 def test_forward_mode_differentiation_is_refused(name, options):
-    inputs = tuple(one.detach() for one in OPERATIONS[name].inputs())
+    inputs = tuple(tensor.detach() for tensor in OPERATIONS[name].inputs())
     with pytest.raises(RuntimeError, match="forward-mode"):
         torch.func.jvp(OPERATIONS[name].function, inputs, inputs)
 
 
-@cases([GLU[0], GLU[7], GLU[-1]], MLP[:4], "glu_packed packed", "silu_mul", "unsloth", "unsloth overwriting", "experts")
+@cases([GLU[0], GLU[7], GLU[-1]], MLP[:4], "glu_packed packed", "silu_mul", "unsloth overwriting", "experts", *FP8)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_graph_break(name, options, dynamic):
     torch.compiler.reset()
@@ -252,26 +264,25 @@ def test_compiles_without_a_graph_break(name, options, dynamic):
     assert_equal(got, expected)
 
 
-@cases([{}], [{}], "glu biased", *PACKINGS)
+@cases([{}], [{}], "glu biased", *PACKINGS, *[name for name in FP8 if name != "experts in fp8"])
 def test_autocast_casts_operands_and_casts_gradients_back(name, options):
     """As it does with torch.nn.functional.linear."""
-    inputs = OPERATIONS[name].inputs()
-    halves = [one.detach().bfloat16().requires_grad_() for one in inputs]
+    inputs = [tensor.detach().float().requires_grad_() for tensor in OPERATIONS[name].inputs()]
+    halves = [tensor.detach().bfloat16().requires_grad_() for tensor in inputs]
     with torch.autocast(DEVICE.type, torch.bfloat16):
         out = OPERATIONS[name].function(*inputs)
     expected = OPERATIONS[name].function(*halves)
     assert out.dtype is torch.bfloat16
     assert torch.equal(out, expected)
     got = torch.autograd.grad(out.float().sum(), inputs)
-    wanted = torch.autograd.grad(expected.float().sum(), halves)
-    assert {one.dtype for one in got} == {torch.float32}
-    assert_equal(got, tuple(one.float() for one in wanted))
+    assert {gradient.dtype for gradient in got} == {torch.float32}
+    assert_equal(got, [gradient.float() for gradient in torch.autograd.grad(expected.float().sum(), halves)])
 
 
 @cases([{}], [{}], *PACKINGS, "experts")
 def test_autocast_leaves_float64_to_be_refused(name, options):
     with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(TypeError, match="float64"):
-        OPERATIONS[name].function(*(one.detach().double() for one in OPERATIONS[name].inputs()))
+        OPERATIONS[name].function(*(tensor.detach().double() for tensor in OPERATIONS[name].inputs()))
 
 
 ones = torch.ones
@@ -296,7 +307,6 @@ GELU = {"activation": "gelu_tanh", "alpha": 2.0}
         ("glu", {"x": ones(1).expand(2**31, 4)}, ValueError, r"x: .*up to 2147482624, got \(2147483648, 4\)"),
         ("glu", {"w_gate": ones(3, 4).half()}, TypeError, r"w_gate: expected torch.float32 .*, got torch.float16"),
         ("glu", {"w_up": ones(3, 4, device="meta")}, ValueError, r"w_up: expected device cpu .*, got meta"),
-        ("glu", {"w_gate": ones(4)}, ValueError, r"w_gate: .*\[intermediate, hidden\], got \(4,\)"),
         ("glu", {"w_gate": ones(3, 5)}, ValueError, r"w_gate: expected \[intermediate, 4\] .* got \(3, 5\)"),
         ("glu", {"w_up": ones(2, 4)}, ValueError, r"w_up: .*\(3, 4\).*w_gate.*, got \(2, 4\)"),
         ("glu", {"weight_grad": "both"}, ValueError, r"weight_grad: .*'triton', 'torch', 'none', 'auto', got 'both'"),
@@ -304,43 +314,29 @@ GELU = {"activation": "gelu_tanh", "alpha": 2.0}
         ("glu", {"input_grad": "slow"}, ValueError, r"input_grad: .*'fused', 'two_step', 'torch', 'auto', got 'slow'"),
         ("glu", {"activation": "relu"}, ValueError, r"activation: .*'silu', 'gelu_tanh', got 'relu'"),
         ("glu", {"gate_multiplier": "2"}, TypeError, r"gate_multiplier: .*number, got str"),
-        ("glu", {"up_offset": True}, TypeError, r"up_offset: .*number, got bool"),
         ("glu", {"alpha": float("nan")}, ValueError, r"alpha: .*finite number, got nan"),
-        ("glu", {"limit": float("inf")}, ValueError, r"limit: .*finite number, got inf"),
         ("glu", {"limit": -1}, ValueError, r"limit: .*at least 0, or None, got -1"),
         ("glu", GELU, ValueError, r"alpha: expected 1.0 .*activation='gelu_tanh'.*'silu'.*, got 2.0"),
         ("glu", {"bias_gate": [1.0]}, TypeError, r"bias_gate: .*torch.Tensor, got list"),
         ("glu", {"bias_gate": ones(4)}, ValueError, r"bias_gate: .*\(3,\).*w_gate.*, got \(4,\)"),
-        ("glu", {"bias_up": ones(3).half()}, TypeError, r"bias_up: expected torch.float32 .*, got torch.float16"),
         ("packed", {"layout": "mixed"}, ValueError, r"layout: .*'packed', 'interleaved', 'transposed', got 'mixed'"),
-        ("packed", {"w_gate_up": 1}, TypeError, r"w_gate_up: .*torch.Tensor, got int"),
         ("packed", {"w_gate_up": ones(6, 5)}, ValueError, r"w_gate_up: .*\[2 \* intermediate, 4\].* got \(6, 5\)"),
         ("packed", {"layout": "transposed"}, ValueError, r"w_gate_up: .*\[4, 2 \* intermediate\].* got \(6, 4\)"),
         ("packed", {"w_gate_up": ones(5, 4)}, ValueError, r"w_gate_up: .*even.*, got \(5, 4\)"),
         ("packed", {"bias_gate_up": ones(3)}, ValueError, r"bias_gate_up: .*\(6,\).*, got \(3,\)"),
-        ("packed", {"x": ones(())}, ValueError, r"x: .*at least one dimension"),
-        ("packed", {"save": "none"}, ValueError, r"save: expected one of"),
         ("mlp", {"w_down": 3}, TypeError, r"w_down: .*torch.Tensor, got int"),
         ("mlp", {"w_down": ones(4, 5)}, ValueError, r"w_down: .*\[hidden_out, 3\].*w_gate, got \(4, 5\)"),
-        ("mlp", {"w_down": ones(4, 3).half()}, TypeError, r"w_down: expected torch.float32 .*, got torch.float16"),
         ("mlp", {"bias_down": ones(3)}, ValueError, r"bias_down: .*\(4,\).*w_down.*, got \(3,\)"),
         ("mlp", {"chunk_tokens": 2.0}, TypeError, r"chunk_tokens: .*int or None, got float"),
         ("mlp", {"chunk_tokens": 0, "save": "input"}, ValueError, r"chunk_tokens: .*at least 1, or None, got 0"),
         ("mlp", {"chunk_tokens": 8, "save": "preact"}, ValueError, r"save: .*'input' or 'auto' .*=8, got 'preact'"),
-        ("mlp", {"input_grad": "slow"}, ValueError, r"input_grad: expected one of .*, got 'slow'"),
-        ("mlp", {"limit": "7"}, TypeError, r"limit: .*number, got str"),
-        ("silu_mul", {"gate": [1.0]}, TypeError, r"gate: .*torch.Tensor, got list"),
         ("silu_mul", {"gate": ones(2).double()}, TypeError, r"gate: expected one of .*, got torch.float64"),
         ("silu_mul", {"up": ones(2).half()}, TypeError, r"up: expected torch.float32 .*, got torch.float16"),
         ("silu_mul", {"up": ones(3)}, ValueError, r"up: .*\(2,\).*gate.*, got \(3,\)"),
         ("silu_mul", {"up": ones(2, device="meta")}, ValueError, r"up: expected device cpu .*, got meta"),
-        ("silu_mul", {"gate": ones(()), "up": ones(())}, ValueError, r"gate: .*at least one dimension"),
         ("fg", {"e": ones(2, 3), "g": ones(2, 3)}, ValueError, r"e: .*three dimensions"),
         ("fg", {"g": ones(1, 2, 4)}, ValueError, r"g: .*\(1, 2, 3\)"),
-        ("fg", {"g": 1}, TypeError, r"g: .*torch.Tensor, got int"),
-        ("DWf", {"e": ones(2, 3).half()}, TypeError, r"e: expected torch.float32 .*DW.*, got torch.float16"),
         ("DWf", {"g": ones(3)}, ValueError, r"g: .*\(2, 3\).*DW.*, got \(3,\)"),
-        ("unsloth", {"up": ones(3)}, ValueError, r"up: .*\(2,\)"),
         ("unsloth", {"overwrite": "yes"}, TypeError, r"overwrite: .*bool, got str"),
     ],
 )

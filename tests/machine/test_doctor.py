@@ -12,8 +12,8 @@ from fake_nvml import FakeNvml, NVMLError, install
 
 from swiglu_bench.machine import doctor
 from swiglu_bench.machine.doctor import Finding, Severity, examine, gpu_findings, machine_findings, version_findings
-from swiglu_bench.measure import crosscheck
-from swiglu_bench.measure.crosscheck import Agreement
+from swiglu_bench.measure import profilers
+from swiglu_bench.measure.profilers import Agreement
 from swiglu_bench.rows.record import Load
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -31,13 +31,13 @@ def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found(monkeypatch: pytest.MonkeyPatch, pids: list[int] | None = None, **answers: Any) -> dict[str, Finding]:
     install(monkeypatch, FakeNvml(pids, **answers))
-    return {one.check: one for one in gpu_findings(CUDA)}
+    return {finding.check: finding for finding in gpu_findings(CUDA)}
 
 
 def test_a_healthy_gpu_has_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = found(monkeypatch)
-    assert {one.severity for one in findings.values()} == {OK}, findings
-    assert not any(one.advice for one in findings.values())
+    assert {finding.severity for finding in findings.values()} == {OK}, findings
+    assert not any(finding.advice for finding in findings.values())
     assert len(findings) == 13
 
 
@@ -67,28 +67,28 @@ SICK: list[tuple[str, dict[str, Any], Severity, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "answers", "severity", "text"), SICK, ids=[f"{one[0]}: {one[3]}" for one in SICK])
+@pytest.mark.parametrize(("check", "answers", "severity", "text"), SICK, ids=[f"{row[0]}: {row[3]}" for row in SICK])
 def test_a_gpu_that_is_not_healthy(
     monkeypatch: pytest.MonkeyPatch, check: str, answers: dict[str, Any], severity: Severity, text: str
 ) -> None:
-    one = found(monkeypatch, **answers)[check]
-    assert one.severity is severity
-    assert text in one.found
-    assert bool(one.advice) is (severity in {WARN, FAIL})
+    finding = found(monkeypatch, **answers)[check]
+    assert finding.severity is severity
+    assert text in finding.found
+    assert bool(finding.advice) is (severity in {WARN, FAIL})
 
 
 def test_what_the_driver_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = ("PersistenceMode", "EccMode", "RemappedRows", "UtilizationRates", "EnforcedPowerLimit")
     findings = found(monkeypatch, **dict.fromkeys(questions, NVMLError("Not Supported")))
-    unknown = [one.found for one in findings.values() if one.severity is UNKNOWN]
+    unknown = [finding.found for finding in findings.values() if finding.severity is UNKNOWN]
     assert unknown == ["the driver does not say: Not Supported"] * len(questions)
 
 
 def test_without_nvml_there_is_a_warning_and_without_a_gpu_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = found(monkeypatch, Init=NVMLError("Driver Not Loaded"))
-    assert {name: one.severity for name, one in findings.items()} == {"GPU": OK, "NVML": WARN}
-    (one,) = gpu_findings(CPU)
-    assert (one.check, one.severity) == ("GPU", FAIL)
+    assert {name: finding.severity for name, finding in findings.items()} == {"GPU": OK, "NVML": WARN}
+    (finding,) = gpu_findings(CPU)
+    assert (finding.check, finding.severity) == ("GPU", FAIL)
 
 
 # Versions
@@ -100,7 +100,7 @@ GOOD = {"torch": "2.11.0+cu130", "triton": "3.6.0", "liger-kernel": "0.8.5"}
 def versions(monkeypatch: pytest.MonkeyPatch, requires: list[str], versions: dict[str, str]) -> dict[str, Finding]:
     monkeypatch.setattr(doctor, "installed", lambda package: versions.get(package, ""))
     monkeypatch.setattr(importlib.metadata, "requires", lambda package: requires)
-    return {one.check: one for one in version_findings()}
+    return {finding.check: finding for finding in version_findings()}
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.99.0", "3.0"])
@@ -115,7 +115,7 @@ def test_a_version_out_of_the_tested_range(monkeypatch: pytest.MonkeyPatch, vers
 def test_tested_versions_and_missing_packages_and_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: f"/bin/{tool}")
     findings = versions(monkeypatch, ["numpy", "triton==3.6.0; platform_system != 'Nowhere'"], GOOD)
-    assert {one.severity for one in findings.values()} == {OK}
+    assert {finding.severity for finding in findings.values()} == {OK}
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     findings = versions(monkeypatch, ["triton==3.7.1"], {"torch": "2.11.0"})
     assert {findings[name].severity for name in ("triton", "liger-kernel", "nvcc", "ncu")} == {WARN}
@@ -143,7 +143,7 @@ def test_files_of_the_system(tmp_path: Path, check: str, files: dict[str, str], 
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text + "\n")
-    findings = {one.check: one.severity for one in machine_findings(tmp_path, tmp_path)}
+    findings = {finding.check: finding.severity for finding in machine_findings(tmp_path, tmp_path)}
     assert findings.get(check) is severity
 
 
@@ -161,7 +161,7 @@ def test_load_and_disk(
 ) -> None:
     monkeypatch.setattr(doctor, "look", lambda: load)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=free))
-    findings = {one.check: one.severity for one in machine_findings(tmp_path, tmp_path)}
+    findings = {finding.check: finding.severity for finding in machine_findings(tmp_path, tmp_path)}
     assert (findings["CPU load"], findings["free disk"]) == severities
 
 
@@ -170,10 +170,10 @@ def test_load_and_disk(
 
 def test_the_clock_is_compared_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     agreements: list[Agreement | str] = [Agreement("copy", 100.0, 99.0), Agreement("product", 103.0, 100.0), "x: no."]
-    monkeypatch.setattr(crosscheck, "agreements", lambda device: iter(agreements))
+    monkeypatch.setattr(profilers, "agreements", lambda device: iter(agreements))
     install(monkeypatch, FakeNvml())
-    compared = [one for one in examine(CUDA, cross_check=True) if one.check == "clock and profiler"]
-    assert [one.severity for one in compared] == [OK, FAIL, UNKNOWN]
+    compared = [finding for finding in examine(CUDA, cross_check=True) if finding.check == "clock and profiler"]
+    assert [finding.severity for finding in compared] == [OK, FAIL, UNKNOWN]
     assert compared[0].found == "copy: 100.0 us, profiler 99.0 us (+1.0%)"
-    assert "clock and profiler" not in {one.check for one in examine(CUDA)}
-    assert [one.severity for one in examine(CPU, cross_check=True)][-1] is UNKNOWN, "without a GPU"
+    assert "clock and profiler" not in {finding.check for finding in examine(CUDA)}
+    assert [finding.severity for finding in examine(CPU, cross_check=True)][-1] is UNKNOWN, "without a GPU"

@@ -20,17 +20,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pids: list[int] | None = None, **answer
 
 
 def test_figures_have_the_units_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = gpu(monkeypatch)
-    assert (one.sm_mhz(), one.max_sm_mhz(), one.temperature_c()) == (1980, 1980, 40)
-    assert (one.power_w(), one.power_limit_w(), one.energy_j()) == (120.5, 700.0, 5000.0)
-    assert one.driver() == "580.1"
-
-
-@pytest.mark.parametrize(("uuid", "name"), [("12-34", "GPU-12-34"), ("GPU-12", "GPU-12"), ("MIG-12", "MIG-12")])
-def test_the_gpu_is_found_by_its_identifier(monkeypatch: pytest.MonkeyPatch, uuid: str, name: str) -> None:
-    install(monkeypatch, FakeNvml())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(uuid=uuid))
-    assert Gpu(CUDA).handle == name
+    card = gpu(monkeypatch)
+    assert (card.sm_mhz(), card.max_sm_mhz(), card.temperature_c()) == (1980, 1980, 40)
+    assert (card.power_w(), card.power_limit_w(), card.energy_j()) == (120.5, 700.0, 5000.0)
+    assert card.driver() == "580.1"
 
 
 @pytest.mark.parametrize("answer", [NVMLError("Not Supported"), None])

@@ -24,9 +24,9 @@ def test_the_row_is_every_column_in_order_and_flat() -> None:
     assert tuple(row) == COLUMNS
     assert (row["tokens"], row["status"]) == (8, Status.OK)
     kinds = {figure.kind for figure in FIGURES.values()}
-    assert kinds == {str, int, int | None, float | None, bool, bool | None, Status}
+    assert kinds == {str, int, int | None, float | None, bool, Status}
     beside = {field.name for field in dataclasses.fields(Record)} - set(FIGURES)
-    assert beside == {"samples_ms", "twin_ms", "states", "tensor_checks", "parts_ms", "kind", "source"}
+    assert beside == {"samples_ms", "twin_ms", "states", "tensor_checks", "series", "kind", "source"}
 
 
 def test_the_worst_tensor_is_the_row_s_error_and_all_that_fail_are_named() -> None:

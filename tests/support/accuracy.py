@@ -1,13 +1,28 @@
 """How kernel tests judge: error from fp64 against eager's error in the same dtype, on outputs poisoned with NaN."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+FP8_LOST = 2.0**-16 if DEVICE.type == "cpu" else 2.0**-11
+"""Of the magnitudes of a sum: fp32 of 2^8 terms, or tensor cores that keep 14 bits of four sums, each of 32 terms."""
+
+
+def same_bits(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors, of fp8 codes too, are equal bit by bit."""
+    if got.dtype is torch.float8_e4m3fn:
+        got, expected = got.view(torch.uint8), expected.view(torch.uint8)
+    return torch.equal(got, expected)
+
+
+def assert_equal(got: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:
+    """Ask for the same bits, pair by pair."""
+    differing = [number for number, pair in enumerate(zip(got, expected, strict=True)) if not same_bits(*pair)]
+    assert not differing, f"these tensors differ: {differing}"
 
 
 @contextlib.contextmanager
@@ -85,8 +100,8 @@ def check_against_reference(
     *truth, _ = output_and_gradients(reference, torch.float64, upstream, wanted)
     terms = 2 * max(max(tensor.shape, default=1) for tensor in inputs)
     labels = ["output", *(f"gradient of {names.split()[position]}" for position in wanted)]
-    for label, one_got, one_eager, one_truth in zip(labels, got, eager, truth, strict=True):
-        assert_as_accurate_as_eager(label, one_got, one_eager, one_truth, terms=terms)
+    for label, *results in zip(labels, got, eager, truth, strict=True):
+        assert_as_accurate_as_eager(label, *results, terms=terms)
 
 
 def random_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from swiglu_bench.machine.load import LoadWatch
+from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure import ceilings
 from swiglu_bench.worker.batches import Batches
 

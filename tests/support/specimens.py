@@ -74,6 +74,14 @@ def a_summary(name: str, **columns: Any) -> Record:
     return row_of("training", {}, implementation=name, **{**known, **columns})
 
 
+def a_seed(name: str, seed: int, losses: list[float]) -> Record:
+    """A row of a training from one seed, with its steps."""
+    row = row_of("seeds", {}, implementation=name, seed=seed, steps=len(losses), parameters=100, held_out_loss=1.0,
+                 metric_mean=0.5, seconds=1.0)  # fmt: skip
+    row.series = {"loss": losses, "learning_rate": [0.1] * len(losses), "step_ms": [1.0] * len(losses)}
+    return row
+
+
 def a_cell(name: str, scope: str, check: str, verdict: str, reason: str = "") -> Record:
     """A cell of the contract matrix."""
     at = {"implementation": name, "scope": scope, "check": check, "dtype": "float32", "device": "cpu"}

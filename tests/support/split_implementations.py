@@ -99,7 +99,7 @@ def no_weights(problem):
 
 @implementation("forgets", scopes=["mlp"], description="gives no gradient of gate's weights")
 def forgets(problem):
-    frozen = {name: one.detach() if name == "w_gate" else one for name, one in problem.weights.items()}
+    frozen = {name: value.detach() if name == "w_gate" else value for name, value in problem.weights.items()}
     return Step(lambda x: torch.nn.functional.linear(
         silu(x @ frozen["w_gate"].T) * (x @ frozen["w_up"].T), frozen["w_down"]
     ))  # fmt: skip

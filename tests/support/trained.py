@@ -15,12 +15,10 @@ from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.rows.training import PERMUTED
 from swiglu_bench.tasks.train.blocks import Trainee
 from swiglu_bench.tasks.train.data import IDX_FILES
-from swiglu_bench.tasks.train.model import Experiment, prepare
-from swiglu_bench.tasks.train.options import TrainOptions
-from swiglu_bench.tasks.train.workload import Classifier, Llama
+from swiglu_bench.tasks.train.model import Classifier, Experiment, Llama, prepare
 
 CPU = torch.device("cpu")
-BY_NAME = {one.name: one for one in CATALOGUE}
+BY_NAME = {implementation.name: implementation for implementation in CATALOGUE}
 SIZES = Classifier(task="mnist", hidden=16, intermediate=24, batch=16, learning_rate=0.01, epochs=2, source="for tests")
 NANO = Llama(
     task="llama", hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, sequence=16, batch=2, learning_rate=0.01,
@@ -49,22 +47,22 @@ def write_mnist(folder: Path, count: int = 70, zipped: bool = False) -> Path:
 
 def images(folder: Path, steps: int = 6, dtype: Dtype = Dtype.FLOAT32) -> Experiment:
     """The classifier on such files."""
-    return prepare(SIZES, TrainOptions(data=write_mnist(folder), steps=steps), CPU, dtype)
+    return prepare(SIZES, CPU, dtype, data=write_mnist(folder), steps=steps)
 
 
 def decoder(folder: Path, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32, **sizes: int) -> Experiment:
     """The decoder on a small text."""
     text = folder / "text.txt"
     text.write_bytes(b"a rose is a rose is a rose. " * 400)
-    return prepare(NANO.model_copy(update=sizes), TrainOptions(data=text), device, dtype)
+    return prepare(NANO.model_copy(update=sizes), device, dtype, data=text)
 
 
-def trainee(name: str, one: Implementation | None = None, **fields: Any) -> Trainee:
+def trainee(name: str, own: Implementation | None = None, **fields: Any) -> Trainee:
     """A built-in implementation, or one of a test's own, that nothing is known of yet."""
-    one = one or BY_NAME[name]
-    return Trainee(one, a_summary(name, trains=one.trains), **fields)
+    implementation = own or BY_NAME[name]
+    return Trainee(implementation, a_summary(name, trains=implementation.trains), **fields)
 
 
 def permuted() -> Trainee:
     """eager with its intermediate features in another order."""
-    return trainee(PERMUTED, BY_NAME["eager"], permuted=True)
+    return trainee(PERMUTED, BY_NAME["eager"], permuted=True, timed=False)

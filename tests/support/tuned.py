@@ -1,7 +1,7 @@
 """A tuned choice."""
 
-from swiglu_kernels.launches.tiles import Tile
 from swiglu_kernels.tiles.candidates import Choice
+from swiglu_kernels.tiles.rules import Tile
 from swiglu_kernels.tiles.tuning import Entry, Machine
 
 HERE = Machine("NVIDIA Test", "9.0", "2.0", "3.0", "abc")

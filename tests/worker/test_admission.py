@@ -16,19 +16,16 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem
-from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.letterbox import Letterbox
+from swiglu_bench.check.judge import REFERENCE, compute_truth
+from swiglu_bench.check.results import Letterbox
 from swiglu_bench.check.tolerance import tensor_error
-from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
-from swiglu_bench.tasks.selftest import conduct, memory, timing, wrong
-from swiglu_bench.tasks.selftest import usage as misused
-from swiglu_bench.tasks.selftest.specimen import Specimen, glu
-from swiglu_bench.tasks.selftest.zoo import SHAPES
+from swiglu_bench.tasks.contract.subject import Subject
+from swiglu_bench.tasks.selftest.run import SHAPES, SPECIMENS
+from swiglu_bench.tasks.selftest.specimen import glu
 from swiglu_bench.worker import admission
 from swiglu_bench.worker.admission import Admitting, Drawn
-from swiglu_bench.worker.audit.subject import Subject
 from swiglu_bench.worker.settings import Settings, Task
 from swiglu_bench.worker.workbench import Workbench
 
@@ -152,16 +149,16 @@ def test_only_what_it_declares_may_be_overwritten(declares: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "specimen",
+    "name",
     [
-        wrong.swapped, wrong.last_row, wrong.nan_in_one_element, wrong.no_weight_gradient, wrong.truncated,
-        memory.right_once, memory.first_answer, memory.cached_by_address, memory.last_gradient, memory.one_buffer,
-        memory.output_over_input, memory.weights_changed, memory.input_changed, timing.lazy,
-        timing.patched_perf_counter, conduct.patched_silu, conduct.one_thread, conduct.random_numbers,
+        "gate-up-swapped", "last-row-unwritten", "nan-in-one-element", "no-weight-gradient", "truncated", "right-once",
+        "first-answer", "cached-by-address", "gradient-accumulated", "one-buffer", "output-over-input",
+        "weights-changed", "input-changed", "lazy", "patched-perf-counter", "patched-norm", "one-thread",
+        "random-numbers",
     ],
-    ids=lambda specimen: specimen.name,
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_its_check(specimen: Specimen) -> None:
+def test_what_is_wrong_is_named_by_its_check(name: str) -> None:
+    specimen = SPECIMENS[name]
     shape = SHAPES["cpu"]
     case = small_case(scope=specimen.scope, dtype=specimen.dtype, mode=specimen.mode, shape=shape, tokens=33)
     found = {check for _, check in faults(specimen.implementation, case)}
@@ -194,8 +191,8 @@ def test_results_of_odd_kinds_say_what_came_and_what_is_wanted(value: Any, check
 @pytest.mark.parametrize(
     ("one", "right"),
     [
-        (pytorch.eager, True), (pytorch.eager_packed, True), (misused.overflows_when_large.implementation, False),
-        (misused.stale_when_large.implementation, False),
+        (pytorch.eager, True), (pytorch.eager_packed, True), (SPECIMENS["overflows-when-large"].implementation, False),
+        (SPECIMENS["stale-when-large"].implementation, False),
     ],
 )  # fmt: skip
 def test_what_is_used_at_small_sizes_is_used_at_its_own(one: Implementation, right: bool, mode: Mode) -> None:

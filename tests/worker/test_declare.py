@@ -12,7 +12,7 @@ from specimens import small_case
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.worker.crew import declare
+from swiglu_bench.worker.court import declare
 
 
 def test_what_a_file_declares_comes_without_its_code() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from swiglu_bench.worker import case
+from swiglu_bench.tasks import time as case
 from swiglu_bench.worker.reports import SampleReport
-from swiglu_bench.worker.slowing import Turn, find_culprit, slow_the_next
+from swiglu_bench.worker.turns import Turn, find_culprit, slow_the_next
 
 
 class Racer:
@@ -58,4 +58,4 @@ def test_a_second_try_decides_whether_it_is_certain(monkeypatch: pytest.MonkeyPa
         for name in ("eager", "mine")
     )
     this: Any = SimpleNamespace(_ready=lambda _: True)
-    assert case._CaseRun._slows_others(this, base, [base, mine], []) == (mine, again)  # type: ignore[arg-type, list-item]
+    assert case._TimedCase._slows_others(this, base, [base, mine], []) == (mine, again)  # type: ignore[arg-type, list-item]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from courts import run_here
 from specimens import declared, small_case
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope
@@ -18,14 +19,11 @@ from swiglu_bench.machine.machine import describe
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Status
-from swiglu_bench.tasks.selftest.alarms import LARGE, RULE
-from swiglu_bench.tasks.selftest.right import slow
-from swiglu_bench.worker import crew
+from swiglu_bench.tasks.selftest.alarms import LARGE, RULE, slow
 from swiglu_bench.worker.batches import Unsettled, WrongTime
 from swiglu_bench.worker.reports import SampleReport
-from swiglu_bench.worker.round_judge import led_sample
 from swiglu_bench.worker.settings import Settings, Task
-from swiglu_bench.worker.turns import Turns
+from swiglu_bench.worker.turns import Turns, led_sample
 from swiglu_bench.worker.workbench import Workbench
 
 
@@ -135,8 +133,6 @@ def test_what_is_right_and_slow_gets_a_time(mode: Mode, tmp_path: Path) -> None:
     device, shape = torch.device("cuda", 0), LARGE["cuda"]
     case = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
     settings = Settings(Task.TIME, device, "c", "r", rule=RULE, energy=False)
-    rows = crew.run(
-        [case], [pytorch.eager, slow], settings, describe(device), lambda _: None, timeout_s=120.0, logs=tmp_path
-    )
+    rows = run_here([case], [pytorch.eager, slow], settings, describe(device), logs=tmp_path, timeout_s=120.0)
     for row in rows:
         assert row.status is Status.OK, f"{row.implementation}: {row.reason}"

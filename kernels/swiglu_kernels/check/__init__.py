@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import admission, shared
-from swiglu_kernels.launches import sources
-from swiglu_kernels.launches.backend import capability_of, card_of
-from swiglu_kernels.launches.compiling import PACKAGE, environment
+from swiglu_kernels.runtime import sources
+from swiglu_kernels.runtime.backend import capability_of, card_of
+from swiglu_kernels.runtime.compiling import PACKAGE, environment
 
 SLOWER = 1.25
 """Times the portable kernel's time from which a kernel is not admitted: less is a matter of sizes and cards."""
@@ -76,7 +76,7 @@ def check(
         admission.keep(verdicts, place)
     except OSError as error:
         raise RuntimeError(f"{place} cannot be written: {error.strerror}") from error
-    tell(f"{sum(not one['refused'] for one in found.values())} of {len(found)} kernels admitted; kept in {place}")
+    tell(f"{sum(not result['refused'] for result in found.values())} of {len(found)} kernels admitted; kept in {place}")
     return verdicts
 
 

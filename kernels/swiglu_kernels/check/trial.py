@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import admission
-from swiglu_kernels.launches import internals
-from swiglu_kernels.launches.backend import capability_of, multiprocessors
-from swiglu_kernels.launches.formula import PLAIN
-from swiglu_kernels.operations import fp8_products
-from swiglu_kernels.operations.experts import swiglu_experts
-from swiglu_kernels.portable.fp8_codes import quantise_rows
+from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.fp8 import products
+from swiglu_kernels.ops.fp8.portable_codes import quantise_rows
+from swiglu_kernels.ops.gate.formula import PLAIN
+from swiglu_kernels.runtime import internals
+from swiglu_kernels.runtime.backend import capability_of, multiprocessors
 from swiglu_kernels.standalone.odd_sizes import ROUNDINGS, allocated_as_nan, by_hand_cases
 from swiglu_kernels.standalone.workloads import workload
 from swiglu_kernels.tiles.candidates import KERNELS, Choice, Problem, Schedule
@@ -39,11 +39,13 @@ def run(kernel: str, device: torch.device) -> dict[str, Any]:
     """Return how many launches were made, how many roundings the worst was off, and why the kernel is refused or ""."""
     with torch.cuda.device(device), admission.by_hand_aside(None):
         with allocated_as_nan():
-            outcomes = [one for case in by_hand_cases(kernel, device, [DTYPE], few=True) for one in case()]
-        found = {"launches": len(outcomes), "roundings": max(one.roundings for one in outcomes), "refused": ""}
-        wrong = [one for one in outcomes if not one.right]
+            outcomes = [outcome for case in by_hand_cases(kernel, device, [DTYPE], few=True) for outcome in case()]
+        found = {"launches": len(outcomes), "roundings": max(outcome.roundings for outcome in outcomes), "refused": ""}
+        wrong = [outcome for outcome in outcomes if not outcome.right]
         if wrong:
-            found["roundings"] = max((one.roundings for one in wrong if one.roundings == one.roundings), default=0.0)
+            found["roundings"] = max(
+                (outcome.roundings for outcome in wrong if outcome.roundings == outcome.roundings), default=0.0
+            )
             reason = wrong[0].reason or f"{wrong[0].roundings:.1f} roundings off"
             return found | {"refused": f"{len(wrong)} of {len(outcomes)} launches are wrong; {wrong[0].name}: {reason}"}
         for odd in (True, False):
@@ -95,7 +97,7 @@ def _dense(name: str, schedule: Schedule, size: tuple[int, int, int], device: to
     problem = Problem(*size, DTYPE, capability_of(device), multiprocessors(device))
     work = workload(name, problem, device)
     tiles = KERNELS[name].by_hand[schedule](problem)
-    choices = Choice(schedule, tiles[0]), Choice("portable", KERNELS[name].shipped(problem))
+    choices = Choice(schedule, tiles[0]), Choice("portable", KERNELS[name].tile(problem, True))
 
     def make(choice: Choice) -> Make:
         launch = work.describe(choice)
@@ -120,7 +122,7 @@ def _fp8(size: tuple[int, int, int], device: torch.device) -> tuple[Make, Make]:
     def make(aside: str | None) -> Sequence[torch.Tensor]:
         z = x.new_empty(tokens, intermediate)
         with admission.by_hand_aside(aside):
-            fp8_products.write_glu(operands, z, nothing, (None, None), PLAIN)
+            products.write_glu(operands, z, nothing, (None, None), PLAIN)
         return [z]
 
     return partial(make, None), partial(make, "the portable kernel is asked for")

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import kept, sources
-from swiglu_kernels.launches.backend import capability_of, card_of, triton
+from swiglu_kernels.runtime import kept, sources
+from swiglu_kernels.runtime.backend import capability_of, card_of, triton
 
 KERNELS = {
     "forward": "swiglu_glu and swiglu_mlp, from 129 tokens on",

@@ -9,7 +9,7 @@ a kernel that has one ptxas serialises every wgmma: 2.89 ms where 1.77 are.
 
 from swiglu_kernels.hopper.loop import BLOCK
 from swiglu_kernels.hopper.shared import GLUON_MISSING
-from swiglu_kernels.launches.backend import triton
+from swiglu_kernels.runtime.backend import triton
 
 FAR = 128 * 1024
 """Bytes between the two pieces of shared memory that a thread looks at: 128 threads cover 256 KB."""
@@ -90,10 +90,10 @@ if GLUON_MISSING is None:
         piece = gl.arange(0, 128, _PIECES)
         mine = gl.zeros_like(piece)
         for number in gl.static_range(COUNT):
-            one = (_MARKS + number) * 0x10001
+            mark = (_MARKS + number) * 0x10001
             other = (_OTHER_MARKS + number) * 0x10001
-            near = (seen[1] == one) & (seen[2] == one) & (again[1] == other) & (again[2] == other)
-            far = (seen[3] == one) & (seen[4] == one) & (again[3] == other) & (again[4] == other)
+            near = (seen[1] == mark) & (seen[2] == mark) & (again[1] == other) & (again[2] == other)
+            far = (seen[3] == mark) & (seen[4] == mark) & (again[3] == other) & (again[4] == other)
             at = gl.where(near, piece, piece + 128)
             mine += gl.where(near | far, (at << 8 * number) + (1 << 24), 0)  # above, how many were found
         return gl.inline_asm_elementwise(

@@ -386,9 +386,8 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def multiply_blocks(
-        left, right, barriers, step, depth_tiles, parity, changed,
-        dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
-        LEFT_ACROSS: gl.constexpr, RIGHT_ACROSS: gl.constexpr, SIDES: gl.constexpr = False,
+        at, step, depth_tiles, parity, changed, dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr,
+        STAGES: gl.constexpr, LEFT_ACROSS: gl.constexpr, RIGHT_ACROSS: gl.constexpr, SIDES: gl.constexpr = False,
         COPIED: gl.constexpr = False,
     ):  # fmt: skip
         """As `multiply`, of one product of 2 or 3 BLOCK columns, which are as many blocks of a stage of `right`.
@@ -399,6 +398,7 @@ if GLUON_MISSING is None:
 
         Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones.
         """
+        left, right, barriers = at
         KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(
             2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS, COPIED, SIDES
@@ -457,8 +457,8 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def multiply_fp8(
-        left, right, barriers, step, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales,
-        COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
+        at, step, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales, COLUMNS: gl.constexpr,
+        ME: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
         """Run the main loop of this consumer's 64 rows of one tile of codes; the other consumer has the other rows.
 
@@ -469,6 +469,7 @@ if GLUON_MISSING is None:
         Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are BLOCKS alone and
         for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.
         """
+        left, right, barriers = at
         HELD: gl.constexpr = 128 if COLUMNS == 256 else 96
         LOOP: gl.constexpr = _promoting_loop(COLUMNS, ME, STAGES, BLOCKS)
         OPERANDS: gl.constexpr = _operands(HELD, 10, 3) if BLOCKS else _operands(HELD, 6)

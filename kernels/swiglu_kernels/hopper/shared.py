@@ -1,11 +1,5 @@
-"""What the hand-scheduled kernels for Hopper (compute capability 9.0) share, in Gluon.
+"""What the hand-scheduled kernels for Hopper (compute capability 9.0) share, in Gluon: `ops/*/hopper_*.py`.
 
-    forward.py     z, and gate and up, from x and both weights
-    row.py         the same for up to 128 tokens
-    products.py    the products of the backward
-    fp8.py         z of operands in fp8
-    experts.py     the products of experts; experts_fp8.py those in fp8, experts_tiles.py which tiles there are,
-                   experts_producer.py what fills their ring, experts_epilogue.py what ends their tiles
     loop.py        main loops in PTX, for accumulators that Triton cannot have
     buffers.py     where buffers lie in shared memory, for these
     copies.py      rows of tokens copied into a ring
@@ -24,9 +18,8 @@ import importlib.util
 import torch
 
 from swiglu_kernels.hopper import admission
-from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, capability_of, tl, triton
-from swiglu_kernels.launches.internals import constant_in_graphs
-from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE, Capability, capability_of, tl, triton
+from swiglu_kernels.runtime.internals import constant_in_graphs
 
 CONSUMER_WARPS = 4
 ALIGNMENT_BYTES = 16

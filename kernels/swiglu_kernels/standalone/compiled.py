@@ -31,14 +31,13 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import compiling
-from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, triton
-from swiglu_kernels.launches.formula import Formula
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Capability
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
-from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.ops.gate.formula import Formula
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.runtime import compiling
+from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE, Capability, triton
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.covering import covering, most_demanding
 
 FEW_BYTES = 16
@@ -46,7 +45,7 @@ FEW_BYTES = 16
 NEIGHBOURS = 60
 """Lines of assembly within which two wgmmas are of one loop."""
 READ_AHEAD = {"_down_kernel", "_weighted_sum_kernel"}
-"""Kernels that read before they wait, see portable/pairs.py and gemv.py."""
+"""Kernels that read before they wait, see portable_pairs.py and portable_gemv.py."""
 SPILLS = {
     "dX on the fly, 64 tokens, bfloat16": 24,
     "recompute, 128 tokens, bfloat16": 80,
@@ -202,7 +201,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         raise RuntimeError(f"it takes {shared_bytes} bytes of shared memory, where a program may have {most}")
     ptx = compiled.asm["ptx"]
     if launch.arguments.get("EARLY") and not _waits_first(ptx, launch.kernel.__name__ in READ_AHEAD):
-        raise RuntimeError("it touches memory before it waits for the launch ahead, see launches/early.py")
+        raise RuntimeError("it touches memory before it waits for the launch ahead, see runtime/early.py")
     if isinstance(launch.kernel, GluonJITFunction) and capability == (9, 0):
         lines = _read("nvdisasm", "--print-code", compiled.asm["cubin"]).splitlines()
         if (size := code_bytes(lines)) > CODE_BYTES:
@@ -268,9 +267,9 @@ def every(capabilities: list[Capability], parts: list[str], few: bool = False) -
     `parts` restricts it to kernels whose names hold one of them, `few` to the `most_demanding` tiles.
     """
     numbers = [
-        (one, few, number)
-        for one in capabilities
-        for number, (name, _) in enumerate(_covering(one, few))
+        (capability, few, number)
+        for capability in capabilities
+        for number, (name, _) in enumerate(_covering(capability, few))
         if not parts or any(part in name for part in parts)
     ]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
@@ -297,24 +296,28 @@ def main(arguments: list[str] | None = None) -> None:
     capabilities = [(int(major), int(minor)) for major, minor in texts]
     covered, reports = options.every or options.few, []
     found = every(capabilities, options.kernel or [], options.few) if covered else _of_one_shape(options, capabilities)
-    for one in found:
-        reports.append(dataclasses.asdict(one))
+    for kernel in found:
+        reports.append(dataclasses.asdict(kernel))
         if covered and not options.json:
-            units = "wgmma" if one.wgmma else "tcgen05" if one.tcgen05 else "mma" if one.mma else "no matrix unit"
+            units = (
+                "wgmma" if kernel.wgmma else "tcgen05" if kernel.tcgen05 else "mma" if kernel.mma else "no matrix unit"
+            )
             print(
-                f"{one.capability:>4}  {one.registers:3} registers  {one.stack_bytes:3} B spilled  "
-                f"{one.shared_bytes:6} B shared  {units:14}  {one.kernel}"
+                f"{kernel.capability:>4}  {kernel.registers:3} registers  {kernel.stack_bytes:3} B spilled  "
+                f"{kernel.shared_bytes:6} B shared  {units:14}  {kernel.kernel}"
             )
         elif not options.json:
             print("  ".join(f"{key} {value}" for key, value in reports[-1].items()))
     if options.json:
         print(json.dumps(reports))
     elif covered:
-        spilling = sum(one["stack_bytes"] > FEW_BYTES for one in reports)
+        spilling = sum(kernel["stack_bytes"] > FEW_BYTES for kernel in reports)
         compiler = f"Triton {triton.__version__}"
         print(f"{compiler}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes")
-    allowed = [allowed_spill(one["kernel"], one["capability"]) for one in reports]
-    excessive = [one["kernel"] for one, most in zip(reports, allowed, strict=True) if one["stack_bytes"] > most]
+    allowed = [allowed_spill(kernel["kernel"], kernel["capability"]) for kernel in reports]
+    excessive = [
+        kernel["kernel"] for kernel, most in zip(reports, allowed, strict=True) if kernel["stack_bytes"] > most
+    ]
     if covered and excessive:
         sys.exit(f"Error: these spill more registers than they may: {'; '.join(excessive)}")
 

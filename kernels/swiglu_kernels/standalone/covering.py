@@ -14,25 +14,30 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.hopper import admission, forward, products, row, shared, transposed
-from swiglu_kernels.hopper import experts as by_hand
-from swiglu_kernels.hopper import experts_fp8 as fp8_experts_by_hand
-from swiglu_kernels.hopper import fp8 as fp8_by_hand
-from swiglu_kernels.launches.formula import PLAIN, Formula
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Capability
-from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backward
-from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
-from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
-from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate, gemv, pairs
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
-from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.routing import combine_launch, gather_launch, new_routing, route_launch
+from swiglu_kernels.hopper import admission, shared
+from swiglu_kernels.ops.experts import (
+    hopper_experts,
+    hopper_fp8_experts,
+    portable_experts,
+    portable_gemv,
+    portable_pairs,
+)
+from swiglu_kernels.ops.experts.routing import combine_launch, gather_launch, new_routing, route_launch
+from swiglu_kernels.ops.fp8 import hopper_fp8, portable_codes, portable_fp8, portable_gate
+from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels.ops.gate.operation import backward_launch as silu_mul_backward
+from swiglu_kernels.ops.gate.operation import forward_launch as silu_mul_forward
+from swiglu_kernels.ops.gate.unsloth import backward_launch as unsloth_backward
+from swiglu_kernels.ops.gate.unsloth import forward_launch as unsloth_forward
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.runtime.backend import Capability
+from swiglu_kernels.runtime.launch import Launch
 
 TOKENS = (16, 64, 128, 512, 8192)
-"""The ends of the rows of `tiles.py`."""
+"""The ends of the rows of `rules.py`."""
 WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 28672))
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
@@ -48,12 +53,12 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
     with admission.by_hand_aside("portable kernels are asked for"):
         of_all = _portable(capability), _experts(capability), _fp8(capability), _fp8_experts(capability)
         for name, launch in itertools.chain(*of_all):
-            one: Launch | None = launch
+            launched: Launch | None = launch
             for part in itertools.count(1):
-                if one is None:
+                if launched is None:
                     break
-                found.setdefault(_kind(one), (name if part == 1 else f"{name}, launch {part}", one))
-                one = one.then
+                found.setdefault(_kind(launched), (name if part == 1 else f"{name}, launch {part}", launched))
+                launched = launched.then
     if capability[0] == 9 and shared.GLUON_MISSING is None:
         for name, launch in _by_hand():
             found.setdefault((name, *_kind(launch)), (name, launch))
@@ -67,7 +72,7 @@ def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch
     """
     met: set[Any] = set()
     found = []
-    for name, launch in sorted(launches, key=lambda one: _demand(one[1]))[::-1]:
+    for name, launch in sorted(launches, key=lambda named: _demand(named[1]))[::-1]:
         kernel, dtypes, *_, compiled_in = _kind(launch)
         choices = {(name, value) for name, value in compiled_in if name != "FORMULA" and type(value) is not int}
         new = {(kernel, dtypes, choice) for choice in (None, *choices)} - met
@@ -146,45 +151,45 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
     for tokens, recipe in itertools.product((16, 64, 8192), ("rowwise", "blockwise")):
         blocks = recipe == "blockwise"
 
-        def operand(rows: int, depth: int, weight: bool = False, blocks: bool = blocks) -> fp8_codes.Quantised:
-            across, down = -(-depth // fp8_codes.BLOCK), -(-rows // fp8_codes.BLOCK)
+        def operand(rows: int, depth: int, weight: bool = False, blocks: bool = blocks) -> portable_codes.Quantised:
+            across, down = -(-depth // portable_codes.BLOCK), -(-rows // portable_codes.BLOCK)
             shape = (down, across) if weight and blocks else (across, rows) if blocks else (rows,)
             scales = tensor(*shape, dtype=torch.float32)
             scales = scales.t() if blocks and not weight else scales
-            return fp8_codes.Quantised(tensor(rows, depth, dtype=torch.float8_e4m3fn), scales)
+            return portable_codes.Quantised(tensor(rows, depth, dtype=torch.float8_e4m3fn), scales)
 
         x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
         z, out, bias = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate)
         turned = operand(hidden, intermediate, True)
         glu = (z, z), capability, (bias, bias), CLAMPED
         launches: dict[str, Launch] = {
-            "glu": fp8.glu_launch(x, weight, weight, z, None, *glu),
-            "d_gate, d_up, h": fp8.hidden_grad_launch(x, weight, (z, z), z, z, z, capability, CLAMPED),
-            "dX": fp8.sum_launch(h, turned, (h, turned), out, bias, capability),
+            "glu": portable_fp8.glu_launch(x, weight, weight, z, None, *glu),
+            "d_gate, d_up, h": portable_fp8.hidden_grad_launch(x, weight, (z, z), z, z, z, capability, CLAMPED),
+            "dX": portable_fp8.sum_launch(h, turned, (h, turned), out, bias, capability),
         }
         if blocks:
-            launches["glu, h in fp8"] = fp8.glu_launch(x, weight, weight, h.codes, h.scales.t(), *glu)
+            launches["glu, h in fp8"] = portable_fp8.glu_launch(x, weight, weight, h.codes, h.scales.t(), *glu)
         if tokens == 8192:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
-            launches["dW"] = fp8.sum_launch(*d_w, None, capability)
+            launches["dW"] = portable_fp8.sum_launch(*d_w, None, capability)
             amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
             maxima: Any = (None, None) if blocks else amax
             across, words = operand(hidden, tokens), tensor(hidden, tokens // 4, dtype=torch.int32)
-            launches["quantisation along both"] = fp8_codes.tiles_launch(
+            launches["quantisation along both"] = portable_codes.tiles_launch(
                 out, x.codes, x.scales, words, across.scales, maxima[0], maxima[1], False
             )
             of_z = tensor(tokens, dtype=torch.int32), tensor(intermediate, dtype=torch.int32)
             found: Any = ((None, None),) * 3 if blocks else (of_z, of_z, (None, of_z[1]))
-            launches["gradients of the gate"] = fp8_gate.gradients_launch(z, (z, z), z, z, z, found, CLAMPED)
+            launches["gradients of the gate"] = portable_gate.gradients_launch(z, (z, z), z, z, z, found, CLAMPED)
             if blocks:
                 first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
-                launches["gate, h in fp8"] = fp8_gate.gate_launch((z, z), h.codes, h.scales.t(), CLAMPED)
-                launches["quantisation of a weight"] = fp8_codes.tiles_launch(
+                launches["gate, h in fp8"] = portable_gate.gate_launch((z, z), h.codes, h.scales.t(), CLAMPED)
+                launches["quantisation of a weight"] = portable_codes.tiles_launch(
                     out, first.codes, first.scales, words, second.scales, None, None, True
                 )
             else:
-                launches["largest of rows and columns"] = fp8_codes.amax_launch(out, *amax)
-                launches["quantisation by rows"] = fp8_codes.rows_launch(out, x.codes, x.scales)
+                launches["largest of rows and columns"] = portable_codes.amax_launch(out, *amax)
+                launches["quantisation by rows"] = portable_codes.rows_launch(out, x.codes, x.scales)
         for name, launch in launches.items():
             yield f"fp8 {recipe} {name}, {tokens} tokens", launch
 
@@ -207,28 +212,27 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         pair, row, tile_expert, starts, counts, *_ = routing
         rows = pair.shape[0]
         h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
-        dots = tensor(experts.dots_parts(x, w_down.mT, routing, capability), rows, dtype=torch.float32)
-        gate = (slots, CLAMPED, interleaved, capability)
-        summed = (pair, starts, counts, slots, tile_rows, capability)
+        dots = tensor(portable_experts.dots_parts(x, w_down.mT, routing, capability), rows, dtype=torch.float32)
+        gate = (CLAMPED, interleaved, capability)
         at = f"tiles of {tile_rows}, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
         at += ", interleaved" if interleaved else ""
         multiplied = {
-            "experts' gate and up": experts.gate_up_launch(x, w_gate_up, h, pre, pair, tile_expert, b_gate_up, *gate),
-            "experts' down": experts.rows_launch(h, w_down, y, pair, tile_expert, b_down, capability),
-            "experts' d_x": experts.rows_launch(pre, w_gate_up.mT, y, pair, tile_expert, None, capability),
-            "experts' d_pre": experts.down_backward_launch(
-                x, w_down.mT, pre, weights, pre, h, dots, pair, tile_expert, *gate
+            "experts' gate and up": portable_experts.gate_up_launch(x, w_gate_up, (h, pre), routing, b_gate_up, *gate),
+            "experts' down": portable_experts.rows_launch(h, w_down, y, pair, tile_expert, b_down, capability),
+            "experts' d_x": portable_experts.rows_launch(pre, w_gate_up.mT, y, pair, tile_expert, None, capability),
+            "experts' d_pre": portable_experts.down_backward_launch(
+                x, w_down.mT, pre, weights, (pre, h, dots), routing, *gate
             ),
-            "experts' dW": experts.weight_grad_launch(pre, x, w_gate_up, *summed),
-            "experts' dW_down": experts.weight_grad_launch(x, h, w_down, *summed),
+            "experts' dW": portable_experts.weight_grad_launch(pre, x, w_gate_up, routing, capability),
+            "experts' dW_down": portable_experts.weight_grad_launch(x, h, w_down, routing, capability),
         }
         others = {
             "routing in one launch": route_launch(index, *routing[:5], tile_rows, capability),
             "routing": route_launch(many, *new_routing(many, count, tile_rows)[:5], tile_rows, capability),
             "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows, capability),
-            "experts' bias gradients": experts.row_sums_launch(x, weights, b_down, pair, starts, counts, slots),
-            "experts' products of rows": experts.row_dots_launch(x, y, dots, pair, starts, slots),
-            "routing weights' gradient": experts.slot_grads_launch(dots, x, b_down, weights, row, tile_expert, slots),
+            "experts' bias gradients": portable_experts.row_sums_launch(x, weights, b_down, routing),
+            "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, routing),
+            "routing weights' gradient": portable_experts.slot_grads_launch(dots, x, b_down, weights, routing),
             "weighted sum": combine_launch(y, weights, row, x, slots, capability),
         }
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
@@ -237,7 +241,9 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             some, layer = x[: 4 if tile_rows == 16 else 32], (w_gate_up, w_down, weights, b_gate_up, b_down)
             yield (
                 f"pairs, {at}",
-                pairs.forward_launch(some, *layer, index[: len(some)], h, y, some, CLAMPED, interleaved, capability),
+                portable_pairs.forward_launch(
+                    (some, *layer, index[: len(some)]), h, y, some, CLAMPED, interleaved, capability
+                ),
             )
     for dtype, interleaved, intermediate, slots in (
         (torch.bfloat16, False, 768, 8),
@@ -253,8 +259,8 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         )
         yield (
             f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}",
-            gemv.forward_launch(
-                x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long(), h.view(slots, -1), x, CLAMPED,
+            portable_gemv.forward_launch(
+                (x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long()), h.view(slots, -1), x, CLAMPED,
                 interleaved, capability,
             ),
         )  # fmt: skip
@@ -278,9 +284,9 @@ def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         at = f"tiles of {tile_rows}{', interleaved' if interleaved else ''}"
         yield (
             f"fp8 experts' gate and up, {at}",
-            experts.gate_up_launch(
-                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), h, pre, pair, tile_expert,
-                tensor(count, 2 * intermediate), slots, CLAMPED, interleaved, capability,
+            portable_experts.gate_up_launch(
+                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), (h, pre), routing,
+                tensor(count, 2 * intermediate), CLAMPED, interleaved, capability,
                 (scales(tokens), scales(count, 2 * intermediate)),
             ),
         )  # fmt: skip
@@ -288,19 +294,19 @@ def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             continue
         yield (
             f"fp8 experts' down, {at}",
-            experts.rows_launch(
+            portable_experts.rows_launch(
                 codes(rows, intermediate), codes(count, hidden, intermediate), y, pair, tile_expert,
                 tensor(count, hidden), capability, scales=(scales(rows), scales(count, hidden)),
             ),
         )  # fmt: skip
         yield (
             f"fp8 experts' quantisation of h, {at}",
-            fp8_codes.rows_launch(h, codes(rows, intermediate), scales(rows), starts),
+            portable_codes.rows_launch(h, codes(rows, intermediate), scales(rows), starts),
         )
     weight = tensor(count, 2 * intermediate, hidden)
     yield (
         "fp8 experts' quantisation of a weight",
-        fp8_codes.rows_launch(weight, codes(*weight.shape), scales(count, 2 * intermediate)),
+        portable_codes.rows_launch(weight, codes(*weight.shape), scales(count, 2 * intermediate)),
     )
 
 
@@ -309,41 +315,44 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         return torch.empty(rows, columns, dtype=dtype, device="meta")
 
     x, weight, z = tensor(8192, 4096), tensor(11008, 4096), tensor(8192, 11008)
-    for columns, stored in itertools.product(forward.COLUMNS, (None, (z, z))):
-        tile = replace(forward.TILE, columns=columns)
+    for columns, stored in itertools.product(hopper_forward.COLUMNS, (None, (z, z))):
+        tile = replace(hopper_forward.TILE, columns=columns)
         name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
-        yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
+        yield name, hopper_forward.forward_launch(x, weight, weight, z, stored, tile)
     x, weight, z = tensor(256, 4096), tensor(2112, 4096), tensor(256, 2112)  # 66 tiles
-    for rows, shares, stored in itertools.product(transposed.TOKENS, (1, 2), (None, (z, z))):
-        launch = transposed.forward_launch(x, weight, weight, z, stored, transposed.tile(rows, shares))
+    for rows, shares, stored in itertools.product(hopper_transposed.TOKENS, (1, 2), (None, (z, z))):
+        launch = hopper_transposed.forward_launch(x, weight, weight, z, stored, hopper_transposed.tile(rows, shares))
         name = f"{rows} tokens{', shared' if launch.then else ''}{', gate and up stored' if stored else ''}"
         yield f"transposed forward, {name}", launch
         if launch.then:
             yield f"transposed forward, shares added up, {name}", launch.then
     # Every width, every number of tokens and both forms, not every combination.
-    for number in range(1, row.MOST_COLUMNS // 8 + 1):
-        tokens, columns = (number - 1) % 8 * row.X_STEP + row.X_STEP, 8 * number
+    for number in range(1, hopper_row.MOST_COLUMNS // 8 + 1):
+        tokens, columns = (number - 1) % 8 * hopper_row.X_STEP + hopper_row.X_STEP, 8 * number
         x, z = tensor(tokens, 4096), tensor(tokens, 132 * columns)
         weight, stored = tensor(132 * columns, 4096), None if number % 4 == 0 else (z, z)
-        yield f"row forward, {tokens} tokens, {columns} columns", row.forward_launch(x, weight, weight, z, stored)
+        yield (
+            f"row forward, {tokens} tokens, {columns} columns",
+            hopper_row.forward_launch(x, weight, weight, z, stored),
+        )
     gate, dx, weight = tensor(8192, 11008), tensor(8192, 4096), tensor(11008, 4096)
     for across in (True, False):
         matrix = weight if across else weight.t().contiguous().t()
         pairs, lies = [(gate, matrix)] * 2, "" if across else ", weights transposed"
         for schedule in ("ping-pong", "cooperative"):
-            yield f"{schedule} dX{lies}", products.sum_launch(pairs, dx, schedule)
+            yield f"{schedule} dX{lies}", hopper_products.sum_launch(pairs, dx, schedule)
         added = tensor(8192, 4096, torch.float32)
-        yield f"ping-pong dX, added{lies}", products.sum_launch(pairs, added, accumulate=True)
+        yield f"ping-pong dX, added{lies}", hopper_products.sum_launch(pairs, added, accumulate=True)
         yield (
             f"gate backward{lies}",
-            products.gate_backward_launch(dx, matrix.t(), (gate, gate), gate, gate, gate if across else None),
+            hopper_products.gate_backward_launch(dx, matrix.t(), (gate, gate), gate, gate, gate if across else None),
         )
     for tokens, outputs in itertools.product((8192, 8208, 8224), (1, 2)):
         pairs = [(tensor(tokens, 11008), tensor(tokens, 4096))] * outputs
-        last = tokens % products.DEPTH
+        last = tokens % hopper_products.DEPTH
         yield (
             f"ping-pong dW of {outputs}{f', {last} rows left' if last else ''}",
-            products.transposed_launch(pairs, [weight] * outputs),
+            hopper_products.transposed_launch(pairs, [weight] * outputs),
         )
     yield from _experts_by_hand()
     yield from _fp8_by_hand()
@@ -358,7 +367,7 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     x, h, pre = tensor(rows, hidden), tensor(rows, intermediate), tensor(rows, 2 * intermediate)
     w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
     pair, starts, counts = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
-    weights, dots = tensor(rows), tensor(-(-intermediate // by_hand.WIDE), rows, dtype=torch.float32)
+    weights, dots = tensor(rows), tensor(-(-intermediate // hopper_experts.WIDE), rows, dtype=torch.float32)
     biases = tensor(count, 2 * intermediate), tensor(count, hidden)
     across = tensor(count, hidden, 2 * intermediate).mT
     for slots, interleaved, weight, kept in itertools.product((0, 8), (False, True), (w_gate_up, across), (None, pre)):
@@ -366,27 +375,27 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
         name = f"experts by hand, h{', gate and up' if kept is not None else ''}"
         name += f"{', interleaved' if interleaved else ''}{', transposed' if weight is across else ''}"
         name += ", rows copied" if slots else ""
-        routed = starts, counts, bias, formula, interleaved, pair, slots
-        yield name, by_hand.gate_up_launch(x, weight, h, kept, *routed)
+        routed = starts, counts, pair, slots
+        yield name, hopper_experts.gate_up_launch(x, weight, h, kept, routed, bias, formula, interleaved)
         if kept is None:
             down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
             yield (
                 f"{name}, backward",
-                by_hand.gate_backward_launch(
-                    x, down, pre, weights, pre, h, dots, pair, starts, counts, formula, interleaved, slots
+                hopper_experts.gate_backward_launch(
+                    x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
                 ),
             )
-    yield "experts by hand, y", by_hand.rows_launch(h, w_down, x, starts, counts)
-    yield "experts by hand, y, bias", by_hand.rows_launch(h, w_down, x, starts, counts, biases[1])
-    yield "experts by hand, dx", by_hand.rows_launch(pre, w_gate_up.mT, x, starts, counts)
+    yield "experts by hand, y", hopper_experts.rows_launch(h, w_down, x, starts, counts)
+    yield "experts by hand, y, bias", hopper_experts.rows_launch(h, w_down, x, starts, counts, biases[1])
+    yield "experts by hand, dx", hopper_experts.rows_launch(pre, w_gate_up.mT, x, starts, counts)
     tokens = tensor(rows // 8, hidden)
-    ones = tensor(by_hand.BLOCK, by_hand.BLOCK)
+    ones = tensor(hopper_experts.BLOCK, hopper_experts.BLOCK)
     for copied, like in itertools.product((False, True), (w_gate_up.mT, across.mT)):
         name = f"experts by hand, dW{' transposed' if like.stride(2) > 1 else ''}{', rows copied' if copied else ''}"
         left = tokens if copied else x
-        of_rows = starts, counts, pair, 8 if copied else 0
-        yield name, by_hand.weights_launch(left, pre, like, *of_rows)
-        yield f"{name}, sums", by_hand.weights_launch(left, pre, like, *of_rows, biases[0], ones)
+        routed = starts, counts, pair, 8 if copied else 0
+        yield name, hopper_experts.weights_launch(left, pre, like, routed)
+        yield f"{name}, sums", hopper_experts.weights_launch(left, pre, like, routed, biases[0], ones)
 
 
 def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
@@ -396,18 +405,20 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
     tokens, depth, columns = 8192, 4096, 11008
     z, pairs, weights = tensor(tokens, columns), tensor(tokens, depth // 2), tensor(columns, depth // 2)
     for blocks, stored in itertools.product((False, True), (None, (z, z))):
-        across = -(-depth // fp8_codes.BLOCK)
-        shapes = ((across, tokens), (-(-columns // fp8_codes.BLOCK), across)) if blocks else ((tokens,), (columns,))
+        across = -(-depth // portable_codes.BLOCK)
+        shapes = (
+            ((across, tokens), (-(-columns // portable_codes.BLOCK), across)) if blocks else ((tokens,), (columns,))
+        )
         of_x, of_weights = (tensor(*shape, dtype=torch.float32) for shape in shapes)
         operands = (pairs, of_x.t() if blocks else of_x), (weights, of_weights), (weights, of_weights)
         recipe, kept = "blocks" if blocks else "rows", ", gate and up stored" if stored else ""
-        for width in fp8_by_hand.BLOCK_COLUMNS if blocks else forward.COLUMNS:
-            launch = fp8_by_hand.forward_launch(*operands, z, stored, fp8_by_hand.tile_of(width))
+        for width in hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS:
+            launch = hopper_fp8.forward_launch(*operands, z, stored, hopper_fp8.tile_of(width))
             yield f"fp8 forward by hand, {recipe}, {width} columns{kept}", launch
         if blocks:
             codes = tensor(tokens, columns, dtype=torch.float8_e4m3fn)
-            h = codes, tensor(columns // fp8_codes.BLOCK, tokens, dtype=torch.float32)
-            yield f"fp8 forward by hand, h in fp8{kept}", fp8_by_hand.forward_launch(*operands, h, stored)
+            h = codes, tensor(columns // portable_codes.BLOCK, tokens, dtype=torch.float32)
+            yield f"fp8 forward by hand, h in fp8{kept}", hopper_fp8.forward_launch(*operands, h, stored)
 
 
 def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
@@ -424,9 +435,10 @@ def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
         name = f"fp8 experts by hand, h{', gate and up' if kept is not None else ''}"
         name += ", interleaved" if interleaved else ""
         variant = (bias, CLAMPED, True) if interleaved else (None, PLAIN, False)
-        launch = fp8_experts_by_hand.gate_up_launch(x, w_gate_up, h, kept, starts, counts, pair, slots, *variant)
+        routed = starts, counts, pair, slots
+        launch = hopper_fp8_experts.gate_up_launch(x, w_gate_up, h, kept, routed, *variant)
         yield name, launch
     w_down, y = (tensor(count, hidden, intermediate // 2), scales(count, hidden)), tensor(rows, hidden)
     operands = (tensor(rows, intermediate // 2), scales(rows)), w_down, y, starts, counts
-    yield "fp8 experts by hand, y", fp8_experts_by_hand.rows_launch(*operands)
-    yield "fp8 experts by hand, y, bias", fp8_experts_by_hand.rows_launch(*operands, tensor(count, hidden))
+    yield "fp8 experts by hand, y", hopper_fp8_experts.rows_launch(*operands)
+    yield "fp8 experts by hand, y, bias", hopper_fp8_experts.rows_launch(*operands, tensor(count, hidden))

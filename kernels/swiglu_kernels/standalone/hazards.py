@@ -48,7 +48,7 @@ def announce() -> None:
     """Print the lines of all modules that this process has imported, as a log needs them to be read."""
     files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     places = []
-    for file in sorted(one for one in files if one.suffix == ".py" and one.exists()):
+    for file in sorted(path for path in files if path.suffix == ".py" and path.exists()):
         source = file.read_text("utf-8", "replace")
         if ".warp_specialize(" in source:
             places += [f"{file.name}:{line}" for line in dispatch_lines(source)]

@@ -22,21 +22,23 @@ from typing import Any
 import torch
 
 from swiglu_kernels import reference
-from swiglu_kernels.hopper import admission, forward, fp8, products, row, shared, transposed
-from swiglu_kernels.launches.backend import capability_of, triton
-from swiglu_kernels.launches.formula import PLAIN, Formula
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.operations.experts import swiglu_experts
-from swiglu_kernels.operations.fp8 import why_not as why_no_fp8
-from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backward
-from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
-from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
-from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.portable import pairs
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
-from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.reference import swiglu_glu as definition
+from swiglu_kernels.hopper import admission, shared
+from swiglu_kernels.ops.experts.choice import MOST_TOKENS
+from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.fp8 import hopper_fp8
+from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
+from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels.ops.gate.operation import backward_launch as silu_mul_backward
+from swiglu_kernels.ops.gate.operation import forward_launch as silu_mul_forward
+from swiglu_kernels.ops.gate.unsloth import backward_launch as unsloth_backward
+from swiglu_kernels.ops.gate.unsloth import forward_launch as unsloth_forward
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed
+from swiglu_kernels.ops.glu.definition import swiglu_glu as definition
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.runtime.backend import capability_of, triton
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone import hazards
 
 ROUNDINGS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
@@ -120,9 +122,9 @@ class Sizes:
         return Outcome(name, worst)
 
 
-def fp64(one: torch.Tensor) -> torch.Tensor:
+def fp64(tensor: torch.Tensor) -> torch.Tensor:
     """On the CPU: what is exact needs no kernel of others, which a sanitizer would watch as well."""
-    return one.cpu().double()
+    return tensor.cpu().double()
 
 
 def gradients(dz: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> Tensors:
@@ -162,12 +164,9 @@ Case = Callable[[], Iterator[Outcome]]
 
 
 def outcomes(
-    device: torch.device,
-    few: bool = False,
-    dtypes: Sequence[torch.dtype] = DTYPES,
-    portable: bool = False,
+    device: torch.device, few: bool = False, dtypes: Sequence[torch.dtype] = DTYPES, portable: bool = False,
     share: tuple[int, int] = (0, 1),
-) -> Iterator[Outcome]:
+) -> Iterator[Outcome]:  # fmt: skip
     """Launch everything once for each size and dtype.
 
     few: at one or two sizes, in fp16.
@@ -231,7 +230,7 @@ def by_hand_cases(kernel: str, device: torch.device, dtypes: Sequence[torch.dtyp
 
 
 def _rows(at: Sizes, label: str) -> Iterator[Outcome]:
-    return _forwards(at, f"row forward {label}", row.forward_launch)
+    return _forwards(at, f"row forward {label}", hopper_row.forward_launch)
 
 
 def _experts(
@@ -241,14 +240,14 @@ def _experts(
     tokens, hidden, intermediate = size
     source = torch.Generator().manual_seed(tokens)
     sizes = (tokens, hidden), (5, 2 * intermediate, hidden), (5, hidden, intermediate), (tokens, 3)
-    drawn = [(torch.randn(one, generator=source) * one[-1] ** -0.5).to(dtype) for one in sizes]
+    drawn = [(torch.randn(shape, generator=source) * shape[-1] ** -0.5).to(dtype) for shape in sizes]
     index = torch.randint(-1, 4, (tokens, 3), generator=source)
     d_out = torch.randn(tokens, hidden, generator=source).to(dtype)
 
     def run(
         function: Callable[..., torch.Tensor], dtype: torch.dtype, at: str | torch.device = "cpu", **options: object
     ) -> Tensors:
-        leaves = [one.to(dtype).to(at).requires_grad_() for one in drawn]
+        leaves = [leaf.to(dtype).to(at).requires_grad_() for leaf in drawn]
         out = function(*leaves[:3], index.to(at), leaves[3], precision=precision, **options)
         found = torch.autograd.grad(out, leaves, d_out.to(dtype).to(at))
         return dict(zip(("out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"), (out.detach(), *found), strict=True))
@@ -256,14 +255,14 @@ def _experts(
     exact, eager = run(reference.swiglu_experts, torch.float64), run(reference.swiglu_experts, dtype)
     found = run(swiglu_experts, dtype, device, backend=backend)
     if backend == "portable" and precision == "bf16":
-        few = slice(0, pairs.MOST_TOKENS)
-        x, w_gate_up, w_down, weights = (one.to(device) for one in drawn)
+        few = slice(0, MOST_TOKENS)
+        x, w_gate_up, w_down, weights = (leaf.to(device) for leaf in drawn)
         with torch.no_grad():
             found["out of few pairs"] = swiglu_experts(x[few], w_gate_up, w_down, index[few].to(device), weights[few])
         for outs in (exact, eager):
             outs["out of few pairs"] = outs["out"][few]
     for name, got in found.items():
-        error, allowed = ((fp64(one) - exact[name]).norm() / exact[name].norm() for one in (got, eager[name]))
+        error, allowed = ((fp64(result) - exact[name]).norm() / exact[name].norm() for result in (got, eager[name]))
         # The operands of a gradient are results that were rounded: eager's own loss says what that costs.
         roundings = float(error / (allowed + ROUNDINGS[dtype]))
         label = f"{backend} {size} {precision if precision != 'bf16' else ''} {str(dtype).removeprefix('torch.')}"
@@ -282,29 +281,31 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
             operands.append((codes.view(at.dtype).to(at.device), scales))
         made = {"gate": exact[0] @ exact[1].t(), "up": exact[0] @ exact[2].t()}
         made["z"] = gated(made["gate"], made["up"], PLAIN)
-        for columns, stored in itertools.product(fp8.BLOCK_COLUMNS if blocks else forward.COLUMNS, (False, True)):
+        for columns, stored in itertools.product(
+            hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS, (False, True)
+        ):
             z = at.new("z", at.z_like)
             preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
             x, w_gate, w_up = operands
-            fp8.forward_launch(x, w_gate, w_up, z, preactivations, fp8.tile_of(columns)).run()
+            hopper_fp8.forward_launch(x, w_gate, w_up, z, preactivations, hopper_fp8.tile_of(columns)).run()
             name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
             kept = z.cpu()
             yield at.judged(name, made)
-            if columns == fp8.BLOCK:
+            if columns == hopper_fp8.BLOCK:
                 yield _fp8_codes_by_hand(at, operands, kept, made, stored, f"{name}, h in fp8")
 
 
 def _fp8_codes_by_hand(
-    at: Sizes, operands: list[fp8.Operand], z: torch.Tensor, made: Tensors, stored: bool, name: str
+    at: Sizes, operands: list[hopper_fp8.Operand], z: torch.Tensor, made: Tensors, stored: bool, name: str
 ) -> Outcome:
     """Codes and scales of h, bit for bit those of the z that the same tile stores."""
     tokens, intermediate = at.z_like
     buffer = torch.full((tokens + 2 * MARGIN, intermediate), 127, dtype=torch.uint8, device=at.device)  # NaN
     codes = buffer[MARGIN:-MARGIN].view(torch.float8_e4m3fn)
-    scales = torch.full((-(-intermediate // fp8.BLOCK), tokens), float("nan"), device=at.device)
+    scales = torch.full((-(-intermediate // hopper_fp8.BLOCK), tokens), float("nan"), device=at.device)
     preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
     x, w_gate, w_up = operands
-    fp8.forward_launch(x, w_gate, w_up, (codes, scales), preactivations).run()
+    hopper_fp8.forward_launch(x, w_gate, w_up, (codes, scales), preactivations).run()
     defined, of_rows = reference.quantise(z, "blockwise")
     outcome = at.judged(name, made)
     wrong = int((codes.cpu().view(torch.uint8) != defined.view(torch.uint8)).sum())
@@ -373,7 +374,7 @@ def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
 def _gate_backward(
     at: Sizes, name: str, describe: Callable[..., Launch], *more: object, wants_h: bool = True
 ) -> Outcome:
-    formula = next((one for one in more if isinstance(one, Formula)), PLAIN)
+    formula = next((argument for argument in more if isinstance(argument, Formula)), PLAIN)
     exact = gradients(fp64(at.d_out) @ fp64(at.w_down), at.gate, at.up, formula)
     d_gate, d_up = at.new("d_gate", at.z_like, at.gate), at.new("d_up", at.z_like, at.up)  # in place
     h = at.new("h", at.z_like) if wants_h else None
@@ -382,15 +383,15 @@ def _gate_backward(
 
 
 def _ping_pong(at: Sizes, label: str) -> Iterator[Outcome]:
-    for columns in forward.COLUMNS:
-        tile = replace(forward.TILE, columns=columns)
-        yield from _forwards(at, f"ping-pong forward of {columns} {label}", forward.forward_launch, tile)
+    for columns in hopper_forward.COLUMNS:
+        tile = replace(hopper_forward.TILE, columns=columns)
+        yield from _forwards(at, f"ping-pong forward of {columns} {label}", hopper_forward.forward_launch, tile)
 
 
 def _transposed(at: Sizes, label: str) -> Iterator[Outcome]:
-    for rows, shares in itertools.product(transposed.TOKENS, (1, 3)):
+    for rows, shares in itertools.product(hopper_transposed.TOKENS, (1, 3)):
         name = f"transposed forward of {rows} tokens{', shared' if shares > 1 else ''} {label}"
-        yield from _forwards(at, name, transposed.forward_launch, transposed.tile(rows, shares))
+        yield from _forwards(at, name, hopper_transposed.forward_launch, hopper_transposed.tile(rows, shares))
 
 
 def _input_grads(at: Sizes, label: str) -> Iterator[Outcome]:
@@ -401,10 +402,10 @@ def _input_grads(at: Sizes, label: str) -> Iterator[Outcome]:
     for (lies, operands), schedule in itertools.product(
         (("", pairs), (" transposed", across)), ("ping-pong", "cooperative")
     ):
-        products.sum_launch(operands, at.new("dx", at.x_like), schedule).run()
+        hopper_products.sum_launch(operands, at.new("dx", at.x_like), schedule).run()
         yield at.judged(f"{schedule} dX{lies} {label}", {"dx": exact})
     start = at.d_out.cpu().float()
-    products.sum_launch(pairs, at.new("dx", at.x_like, start), accumulate=True).run()
+    hopper_products.sum_launch(pairs, at.new("dx", at.x_like, start), accumulate=True).run()
     total = exact + fp64(start)
     outcome = at.judged(f"ping-pong dX, added {label}", {"dx": total})
     yield replace(outcome, roundings=outcome.roundings / 16)  # sums of products by tensor cores
@@ -413,7 +414,7 @@ def _input_grads(at: Sizes, label: str) -> Iterator[Outcome]:
 def _weight_grads(at: Sizes, label: str) -> Iterator[Outcome]:
     for count in (1, 2):
         operands = [(at.gate, at.x), (at.up, at.x)][:count]
-        products.transposed_launch(operands, [at.new(f"d_{number}", at.w_like) for number in range(count)]).run()
+        hopper_products.transposed_launch(operands, [at.new(f"d_{number}", at.w_like) for number in range(count)]).run()
         truth = {f"d_{number}": fp64(left).t() @ fp64(right) for number, (left, right) in enumerate(operands)}
         yield at.judged(f"ping-pong dW of {count} {label}", truth)
 
@@ -421,7 +422,7 @@ def _weight_grads(at: Sizes, label: str) -> Iterator[Outcome]:
 def _hidden_grads(at: Sizes, label: str) -> Iterator[Outcome]:
     for wants_h in (False, True):
         name = f"gate backward by hand{', h' if wants_h else ''} {label}"
-        yield _gate_backward(at, name, products.gate_backward_launch, wants_h=wants_h)
+        yield _gate_backward(at, name, hopper_products.gate_backward_launch, wants_h=wants_h)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -432,15 +433,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = []
-    for one in outcomes(device, options.few, portable=options.portable):
-        found.append(one)
+    for outcome in outcomes(device, options.few, portable=options.portable):
+        found.append(outcome)
         print(
-            f"{'ok   ' if one.right else 'WRONG'} {one.roundings:6.2f} roundings  {one.name}  {one.reason}", flush=True
+            f"{'ok   ' if outcome.right else 'WRONG'} {outcome.roundings:6.2f} roundings  "
+            f"{outcome.name}  {outcome.reason}",
+            flush=True,
         )
-    wrong = [one for one in found if not one.right]
+    wrong = [outcome for outcome in found if not outcome.right]
     versions = f"torch {torch.__version__}, Triton {getattr(triton, '__version__', 'none')}"
     print(f"{versions}, {device}: {len(found)} launches, {len(wrong)} wrong")
-    print(*(f"{one.name}: {one.reason or f'{one.roundings:.1f} roundings'}" for one in wrong), sep="\n")
+    print(*(f"{outcome.name}: {outcome.reason or f'{outcome.roundings:.1f} roundings'}" for outcome in wrong), sep="\n")
     hazards.announce()
     sys.exit(bool(wrong))
 

@@ -7,15 +7,15 @@ from typing import Any, Protocol
 
 import torch
 
-from swiglu_kernels.launches.formula import PLAIN
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.operations.glu import multiply_and_gate, multiply_transposed, write_weight_grads
-from swiglu_kernels.operations.mlp import multiply_and_gate_backward
-from swiglu_kernels.portable import experts
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
-from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.routing import route
+from swiglu_kernels.ops.experts import portable_experts
+from swiglu_kernels.ops.experts.routing import route
+from swiglu_kernels.ops.gate.formula import PLAIN
+from swiglu_kernels.ops.glu.operation import multiply_and_gate, multiply_transposed, write_weight_grads
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp.operation import multiply_and_gate_backward
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem
 from swiglu_kernels.tiles.tuning import forced
 
@@ -135,9 +135,8 @@ def _of_experts(kernel: str, problem: Problem, device: torch.device, source: tor
 
     index = torch.rand(problem.tokens, E, generator=source, device=device).topk(k).indices
     routing = route(index, E, problem.kept_for)
-    pair, _, tile_expert, starts, counts, slots, tile_rows = routing
+    pair, _, tile_expert, starts, *_ = routing
     rows, used = pair.shape[0], int(starts[-1])  # what lies behind is not written
-    summed = pair, starts, counts, slots, tile_rows
 
     def made(*out: torch.Tensor, launch: Callable[[], Launch]) -> Workload:
         return Workload(kernel, problem, device, out, launch)
@@ -145,22 +144,25 @@ def _of_experts(kernel: str, problem: Problem, device: torch.device, source: tor
     match kernel:
         case "experts-gate-up":
             x, w, out = draw(problem.tokens, H), draw(E, 2 * I, H), new(rows, I)
-            launch = partial(experts.gate_up_launch, x, w, out, None, pair, tile_expert, None, slots, PLAIN, False)
+            launch = partial(portable_experts.gate_up_launch, x, w, (out, None), routing, None, PLAIN, False)
             return made(out[:used], launch=launch)
         case "experts-down" | "experts-input-grad":
             a, out = draw(rows, I if kernel == "experts-down" else 2 * I), new(rows, H)
             w = draw(E, H, I) if kernel == "experts-down" else draw(E, 2 * I, H).mT
             return made(
-                out[:used], launch=partial(experts.rows_launch, a, w, out, pair, tile_expert, None, None, kernel)
+                out[:used],
+                launch=partial(portable_experts.rows_launch, a, w, out, pair, tile_expert, None, None, kernel),
             )
         case "experts-hidden-grad":
             dy, w, pre, weights = draw(problem.tokens, H), draw(E, H, I).mT, draw(rows, 2 * I), draw(problem.tokens, k)
             d_pre, wh = new(rows, 2 * I), new(rows, I)
 
             def with_dots() -> Launch:
-                dots = torch.empty(experts.dots_parts(dy, w, routing), rows, dtype=torch.float32, device=device)
-                return experts.down_backward_launch(
-                    dy, w, pre, weights, d_pre, wh, dots, pair, tile_expert, slots, PLAIN, False
+                dots = torch.empty(
+                    portable_experts.dots_parts(dy, w, routing), rows, dtype=torch.float32, device=device
+                )
+                return portable_experts.down_backward_launch(
+                    dy, w, pre, weights, (d_pre, wh, dots), routing, PLAIN, False
                 )
 
             return made(d_pre[:used], wh[:used], launch=with_dots)
@@ -168,5 +170,5 @@ def _of_experts(kernel: str, problem: Problem, device: torch.device, source: tor
             of_down = kernel == "experts-down-weight-grad"
             a, b = (draw(problem.tokens, H), draw(rows, I)) if of_down else (draw(rows, 2 * I), draw(problem.tokens, H))
             out = new(E, a.shape[1], b.shape[1])
-            return made(out, launch=partial(experts.weight_grad_launch, a, b, out, *summed))
+            return made(out, launch=partial(portable_experts.weight_grad_launch, a, b, out, routing))
     raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")

@@ -2,38 +2,22 @@
 
 A candidate has to be able to run: its fp32 accumulators fit into registers, its pipeline into shared memory, and it is
 no taller than the tokens need. `candidates` yields the nearest to the shipped one, as each of them takes seconds to
-compile. On Hopper most kernels can also be scheduled by hand (`hopper/forward.py`, `hopper/row.py`,
-`hopper/products.py`); there, stages and groups vary.
+compile. On Hopper most kernels can also be scheduled by hand (`ops/glu/hopper_forward.py`, `ops/glu/hopper_row.py`,
+`ops/glu/hopper_products.py`); there, stages and groups vary.
 """
 
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 import torch
 
-from swiglu_kernels.hopper import forward, products, row, shared, transposed
-from swiglu_kernels.launches.tiles import (
-    MOST_PARTS,
-    Capability,
-    Tile,
-    down_backward_tile,
-    down_weight_grad_tile,
-    expert_tile,
-    expert_tile_rows,
-    expert_weight_grad_tile,
-    family_of,
-    few_tokens_tile,
-    forward_tile,
-    input_grad_tile,
-    recompute_tile,
-    weight_grad_tile,
-)
-from swiglu_kernels.routing import capacity
+from swiglu_kernels.hopper import shared
+from swiglu_kernels.runtime.backend import Capability
 from swiglu_kernels.tiles import cards
+from swiglu_kernels.tiles.rules import MOST_PARTS, Tile, expert_tile_rows, family_of
 
 Schedule = Literal["portable", "ping-pong", "transposed", "cooperative", "gate", "torch"]
 """`torch`: PyTorch's products and one elementwise launch."""
@@ -61,6 +45,8 @@ class Choice:
 
     schedule: Schedule
     tile: Tile
+    why: str = field(default="", compare=False)
+    """Why not a faster one, or "tuned"."""
 
     def __str__(self) -> str:
         if self.schedule == "torch":
@@ -110,7 +96,8 @@ class Kernel:
     """Operands of rows x depth."""
     right: int
     """Operands of depth x columns."""
-    shipped: Callable[[Problem], Tile]
+    tile: Callable[[Problem, bool], Tile]
+    """Of the portable kernel where nothing was tuned, for tensors that are aligned or not."""
     on_the_fly: bool = False
     """Whether operands are formed in registers."""
     parts: bool = False
@@ -119,24 +106,20 @@ class Kernel:
     """Where `torch` is what runs, if nothing was tuned; None: it is no choice."""
     by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
     """Hand-written schedules that it has on Hopper, each in the tiles that are shipped for some shape."""
+    admitted_as: dict[Schedule, str] = field(default_factory=dict)
+    """The name of each of them in `admission.KERNELS`."""
     shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
     """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
-
-
-def _forward(at: Problem) -> Tile:
-    return forward_tile(at.tokens, at.hidden, at.intermediate, at.dtype, at.capability, True, at.multiprocessors)
+    most_shares: int = 1
+    """Programs among which a hand-written schedule may share a tile of its last wave."""
 
 
 MEASURED: Capability = (9, 0)
 """The only compute capability on which what is shipped was measured."""
-PORTABLE_TOKENS, UNMEASURED_TOKENS = 128, 16
-"""Up to so many, the portable forward is one launch on the measured capability and on others."""
 SECTOR, LINE = 16, 64
 """Elements of 16 bits in what an L2 cache reads at once, and in its lines. Where rows do not begin at multiples of the
 former, a product of ours takes some 1.5 times as long as PyTorch's, and of the latter up to 1.3 times where it reads or
 writes columns (results/nvidia-h200/parts.csv)."""
-UNALIGNED_TOKENS = 32
-"""Of rows that begin anywhere, so many at most go to the row kernel, faster than PyTorch at 13, not at 79."""
 
 
 def rows_begin_at(multiple: int, hidden: int, intermediate: int) -> bool:
@@ -144,203 +127,11 @@ def rows_begin_at(multiple: int, hidden: int, intermediate: int) -> bool:
     return hidden % multiple == 0 and intermediate % multiple == 0
 
 
-def portable_is_slower(tokens: int, hidden: int, measured: bool) -> bool:
-    """Whether the portable forward takes longer than PyTorch's two products; `measured`: on a GPU that was."""
-    return hidden % SECTOR > 0 or tokens > (PORTABLE_TOKENS if measured else UNMEASURED_TOKENS)
-
-
-def multiplied_by_torch(at: Problem) -> bool:
-    """Whether a forward without biases, with plain SiLU, is `torch` where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
-        return False
-    measured = at.capability == MEASURED
-    if not measured or not by_hand_is_possible(at, "row forward" if at.tokens <= row.MOST_TOKENS else "forward"):
-        return portable_is_slower(at.tokens, at.hidden, measured)
-    return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
-
-
-def hidden_grad_by_torch(at: Problem) -> bool:
-    """Whether an MLP's d_gate, d_up and h are, with plain SiLU, where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
-        return False
-    in_lines = rows_begin_at(LINE, at.hidden, at.intermediate)
-    by_hand = by_hand_is_possible(at, "hidden gradient")
-    return not (by_hand and in_lines and products.gate_pays(at.tokens, at.intermediate))
-
-
-UNALIGNED_ROWS_TOKENS, SECTOR_ROWS_TOKENS = 256, 512
-"""Up to so many tokens leave dW faster by hand than by PyTorch, of rows that do not begin at multiples of 32 bytes, and
-of those that do, but not of 128."""
-UNALIGNED_ROWS_ELEMENTS = 50_000_000
-"""Of a weight, at most, for the former. With dW by hand, a `glu` step of 36 million took 0.92 of torch.compile's,
-of 79 million 1.09, of 195 million 1.20. Rows that begin inside of 32 bytes are written in parts, and where the L2 cache
-does not hold the gradient until the other part comes, DRAM is read and written for each."""
-
-
-def weight_grad_by_torch(at: Problem) -> bool:
-    """Whether d_w_gate and d_w_up are PyTorch's products where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
-        return False
-    if at.tokens == 1 and at.capability == MEASURED:
-        return False
-    elements = at.hidden * at.intermediate
-    if not by_hand_is_possible(at, "dW") or not cards.weight_grad_by_hand(at.card, at.tokens, elements):
-        return True
-    if rows_begin_at(LINE, at.hidden, at.intermediate):
-        return False
-    if rows_begin_at(SECTOR, at.hidden, at.intermediate):
-        return at.tokens > SECTOR_ROWS_TOKENS
-    return at.tokens > UNALIGNED_ROWS_TOKENS or elements > UNALIGNED_ROWS_ELEMENTS
-
-
-def down_weight_grad_by_torch(at: Problem) -> bool:
-    """Whether d_w_down is, where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
-        return False
-    if not by_hand_is_possible(at, "dW"):
-        return True
-    fills = products.transposed_fills_waves(at.hidden, at.intermediate, at.multiprocessors)
-    return not fills or not cards.weight_grad_by_hand(at.card, at.tokens, at.hidden * at.intermediate)
-
-
-def _recompute(at: Problem) -> Tile:
-    return recompute_tile(at.tokens, at.dtype, at.capability, True)
-
-
-def _input_grad(on_the_fly: bool) -> Callable[[Problem], Tile]:
-    return lambda at: input_grad_tile(at.tokens, at.dtype, at.capability, True, on_the_fly)
-
-
-def _weight_grad(problem: Problem) -> Tile:
-    return weight_grad_tile(problem.intermediate, problem.dtype, problem.capability, True)
-
-
-def _down_backward(problem: Problem) -> Tile:
-    return down_backward_tile(problem.tokens, problem.dtype, problem.capability, True)
-
-
-def _down_weight_grad(problem: Problem) -> Tile:
-    return down_weight_grad_tile(problem.hidden, problem.dtype, problem.capability, True)
-
-
-def _expert(problem: Problem) -> Tile:
-    return expert_tile(problem.kept_for, problem.dtype, problem.capability, True)
-
-
-def _expert_weight_grad(at: Problem) -> Tile:
-    rows = capacity(at.tokens * at.top_k, at.experts, at.kept_for) // at.experts if at.experts else 2 * at.kept_for
-    return expert_weight_grad_tile(rows, at.dtype, at.capability, True)
-
-
-def forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
-    """Return what makes the forward on Hopper where nothing was tuned; None: the portable kernel."""
-    if at.tokens > row.MOST_TOKENS:
-        tile = transposed.tile_for(at.tokens, at.hidden, at.intermediate, at.multiprocessors, stores_preact)
-        if tile is not None and shared.why_off("transposed forward") is None:
-            return Choice("transposed", tile)
-        return Choice("ping-pong", forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact))
-    in_sectors = rows_begin_at(SECTOR, at.hidden, at.intermediate)
-    if in_sectors and few_tokens_tile(at.tokens, at.hidden, at.intermediate, at.multiprocessors) is not None:
-        return None
-    return Choice("cooperative", row.tile_for(at.intermediate, at.multiprocessors))
-
-
-def _sum_by_hand(problem: Problem) -> Choice | None:
-    at = problem.tokens, problem.hidden, problem.multiprocessors
-    if not products.fills(*at):
-        return None
-    return _product("cooperative" if products.sum_schedule(*at) == "cooperative" else "ping-pong")
-
-
-def _gate_by_hand(at: Problem) -> Choice | None:
-    return _product("gate") if products.gate_pays(at.tokens, at.intermediate) else None
-
-
-def _ping_pong(_: Problem) -> Choice:
-    return _product("ping-pong")
-
-
-def _product(schedule: Schedule) -> Choice:
-    side, stages = products.TILE, products.STAGES[schedule]
-    rows = 2 * side if schedule == "cooperative" else side
-    tile = Tile(rows, side, products.DEPTH, shared.CONSUMER_WARPS, stages, products.GROUP)
-    return Choice(schedule, tile)
-
-
-def _products(*schedules: Schedule) -> dict[Schedule, Callable[[Problem], tuple[Tile, ...]]]:
-    def tiles_of(schedule: Schedule) -> Callable[[Problem], tuple[Tile, ...]]:
-        return lambda _: (_product(schedule).tile,)
-
-    return {schedule: tiles_of(schedule) for schedule in schedules}
-
-
-def _ping_pong_tiles(_: Problem) -> tuple[Tile, ...]:
-    return tuple(replace(forward.TILE, columns=columns) for columns in forward.COLUMNS)
-
-
-def _transposed_tiles(at: Problem) -> tuple[Tile, ...]:
-    return tuple(transposed.tiles(at.tokens, at.hidden, at.intermediate, at.multiprocessors))
-
-
-def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
-    if problem.tokens > row.MOST_TOKENS:
-        return ()
-    return (row.tile_for(problem.intermediate, problem.multiprocessors),)
-
-
-_forward_kernel = Kernel(
-    "tokens", 2, 1, 2, _forward, parts=True, by_torch=multiplied_by_torch,
-    by_hand={"ping-pong": _ping_pong_tiles, "transposed": _transposed_tiles, "cooperative": _row_tiles},
-    shipped_by_hand=partial(forward_by_hand, stores_preact=False),
-)  # fmt: skip
-KERNELS = {
-    "forward": _forward_kernel,
-    "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(forward_by_hand, stores_preact=True)),
-    "recompute": Kernel("tokens", 2, 1, 2, _recompute),
-    "input-grad": Kernel(
-        "tokens", 1, 1, 1, _input_grad(False),
-        by_hand=_products("ping-pong", "cooperative"), shipped_by_hand=_sum_by_hand,
-    ),
-    "input-grad-fused": Kernel("tokens", 2, 3, 2, _input_grad(True), on_the_fly=True),
-    "weight-grad": Kernel(
-        "intermediate", 2, 2, 1, _weight_grad,
-        by_torch=weight_grad_by_torch, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong,
-    ),
-    "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
-    "mlp-hidden-grad": Kernel(
-        "tokens", 1, 1, 1, _down_backward,
-        by_torch=hidden_grad_by_torch, by_hand=_products("gate"), shipped_by_hand=_gate_by_hand,
-    ),
-    "mlp-weight-grad": Kernel(
-        "hidden", 1, 1, 1, _down_weight_grad,
-        by_torch=down_weight_grad_by_torch, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong,
-    ),
-    **dict.fromkeys(
-        ("experts-gate-up", "experts-down", "experts-hidden-grad", "experts-input-grad"),
-        Kernel("pairs", 1, 1, 1, _expert),
-    ),
-    "experts-weight-grad": Kernel("intermediate", 1, 1, 1, _expert_weight_grad),
-    "experts-down-weight-grad": Kernel("hidden", 1, 1, 1, _expert_weight_grad),
-}  # fmt: skip
-"""By name: `forward` stores z alone, `-preact` gate and up as well; `-fused` forms d_gate and d_up on the fly.
+KERNELS: dict[str, Kernel] = {}
+"""By name; each operation's `choice.py` enters its own. `forward` stores z alone, `-preact` gate and up as well;
+`-fused` forms d_gate and d_up on the fly.
 
 The portable kernels of experts have tiles to choose; all groups of the hand-scheduled ones are the same within 1%."""
-
-
-ADMITTED_AS: dict[tuple[str, Schedule], str] = {
-    ("forward", "ping-pong"): "forward",
-    ("forward", "transposed"): "transposed forward",
-    ("forward", "cooperative"): "row forward",
-    ("forward-preact", "ping-pong"): "forward",
-    ("forward-preact", "transposed"): "transposed forward",
-    ("forward-preact", "cooperative"): "row forward",
-    ("input-grad", "ping-pong"): "dX",
-    ("input-grad", "cooperative"): "dX",
-    ("weight-grad", "ping-pong"): "dW",
-    ("mlp-weight-grad", "ping-pong"): "dW",
-    ("mlp-hidden-grad", "gate"): "hidden gradient",
-}  # fmt: skip
-"""The names in `admission.KERNELS` of the schedules of each kernel."""
 
 
 def by_hand_is_possible(problem: Problem, kernel: str) -> bool:
@@ -355,8 +146,8 @@ def shipped(name: str, problem: Problem) -> Choice:
     if kernel.by_torch and kernel.by_torch(problem):
         return BY_TORCH
     by_hand = kernel.shipped_by_hand(problem)
-    if by_hand is None or not by_hand_is_possible(problem, ADMITTED_AS[name, by_hand.schedule]):
-        return Choice("portable", kernel.shipped(problem))
+    if by_hand is None or not by_hand_is_possible(problem, kernel.admitted_as[by_hand.schedule]):
+        return Choice("portable", kernel.tile(problem, True))
     return by_hand
 
 
@@ -366,13 +157,13 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     if choice == BY_TORCH:
         return None if kernel.by_torch else "no kernel of this name is made of PyTorch's products"
     if choice.schedule != "portable":
-        if choice.schedule == "transposed" and tile.parts <= transposed.MOST_SHARES:
+        if choice.schedule == "transposed" and tile.parts <= kernel.most_shares:
             tile = replace(tile, parts=1)  # a launch shares its last wave where there is room
-        admitted_as = ADMITTED_AS.get((name, choice.schedule))
+        admitted_as = kernel.admitted_as.get(choice.schedule)
         possible = admitted_as is not None and by_hand_is_possible(problem, admitted_as)
         known = possible and tile in _configurations(kernel, choice.schedule, problem)
         return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
-    if choice == Choice("portable", kernel.shipped(problem)):
+    if choice == Choice("portable", kernel.tile(problem, True)):
         return None
     in_grid = all(getattr(tile, name) in values for name, values in GRID.items())
     if not in_grid or not 1 <= tile.group <= 64 or not 1 <= tile.parts <= (MOST_PARTS if kernel.parts else 1):
@@ -397,7 +188,7 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
 
 def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
     """The shipped choice first, `torch` and every hand-scheduled configuration, then the `most` nearest portable."""
-    default, nearby = shipped(name, problem), KERNELS[name].shipped(problem)
+    default, nearby = shipped(name, problem), KERNELS[name].tile(problem, True)
     by_hand = [BY_TORCH] + [
         Choice(schedule, tile)
         for schedule in KERNELS[name].by_hand
@@ -426,10 +217,15 @@ def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> lis
     ]
 
 
-def _distance(one: Tile, other: Tile) -> float:
+def _distance(tile: Tile, other: Tile) -> float:
     """How many halvings, doublings and stages lie between two tiles."""
-    ratios = ((one.rows, other.rows), (one.columns, other.columns), (one.depth, other.depth), (one.warps, other.warps))
-    return sum(abs(math.log2(mine / theirs)) for mine, theirs in ratios) + abs(one.stages - other.stages)
+    ratios = (
+        (tile.rows, other.rows),
+        (tile.columns, other.columns),
+        (tile.depth, other.depth),
+        (tile.warps, other.warps),
+    )
+    return sum(abs(math.log2(mine / theirs)) for mine, theirs in ratios) + abs(tile.stages - other.stages)
 
 
 def bucket(size: int) -> int:

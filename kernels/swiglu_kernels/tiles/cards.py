@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from swiglu_kernels.launches.internals import constant_in_graphs
+from swiglu_kernels.runtime.internals import constant_in_graphs
 
 H200 = "NVIDIA H200"
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import kept, plan, sources
-from swiglu_kernels.launches.backend import triton
-from swiglu_kernels.launches.tiles import Capability, Tile
+from swiglu_kernels.runtime import kept, sources
+from swiglu_kernels.runtime.backend import Capability, triton
+from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Choice, Problem, bucket, why_illegal
+from swiglu_kernels.tiles.rules import Tile
 
 VARIABLE = "SWIGLU_KERNELS_TUNING"
 SCHEMA = 1
@@ -140,8 +141,14 @@ def write(content: Iterable[Entry]) -> Path:
     """Replace the file by these choices, at once; who changes it holds a lock meanwhile. Raises OSError."""
     file = path()
     assert file is not None, "switched off"
-    kept.write(file, {"schema": SCHEMA, "entries": [asdict(entry) for entry in content]})
+    kept.write(file, {"schema": SCHEMA, "entries": [_plain(entry) for entry in content]})
     return file
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    plain = asdict(entry)
+    del plain["choice"]["why"]
+    return plain
 
 
 def machine_of(device: torch.device) -> Machine | None:
@@ -168,19 +175,19 @@ def _load(device: torch.device) -> dict[Key, Choice]:
     if here is None:
         return {}
     table: dict[Key, Choice] = {}
-    for one in found:
-        if one.machine != here:
+    for entry in found:
+        if entry.machine != here:
             continue
-        dtype = getattr(torch, one.dtype)
-        sizes = one.tokens, one.hidden, one.intermediate
+        dtype = getattr(torch, entry.dtype)
+        sizes = entry.tokens, entry.hidden, entry.intermediate
         problem = Problem(*sizes, dtype, here.major_minor, card=here.gpu)
-        reason = why_illegal(one.kernel, one.choice, problem)
+        reason = why_illegal(entry.kernel, entry.choice, problem)
         if reason:
             file = path()
             assert file is not None, "it has entries"
-            kept.warn_once(file, f"{one.choice} for {one.kernel} cannot run ({reason})", INSTEAD)
+            kept.warn_once(file, f"{entry.choice} for {entry.kernel} cannot run ({reason})", INSTEAD)
             return {}
-        table[one.kernel, dtype, one.tokens, one.hidden, one.intermediate] = one.choice
+        table[entry.kernel, dtype, entry.tokens, entry.hidden, entry.intermediate] = entry.choice
     return table
 
 
@@ -191,7 +198,7 @@ def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], 
     sizes = (made.tokens, made.hidden, made.intermediate, *asdict(tile).values())
     if (
         made.kernel not in KERNELS
-        or not all(isinstance(one, str) for one in (made.dtype, made.choice.schedule))
+        or not all(isinstance(text, str) for text in (made.dtype, made.choice.schedule))
         or len(made.ratio) != 3
     ):
         raise ValueError(f"not an entry of a kernel: {plain}")

@@ -1,7 +1,8 @@
-"""The reverse of the zoo: real implementations at random cases, where every failure is a false alarm or a bug."""
+"""Right implementations at random cases: every failure there is a false alarm, or a bug of the implementation."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import tempfile
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from swiglu_bench.cases.cases import (
     FOR_EXPERTS,
@@ -25,20 +27,20 @@ from swiglu_bench.cases.cases import (
     Shape,
 )
 from swiglu_bench.cases.errors import one_line
-from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status, TensorCheck
-from swiglu_bench.tasks.selftest.right import slow
+from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit
+from swiglu_bench.tasks.contract.matrix import cannot_run
+from swiglu_bench.tasks.contract.subject import inputs_of
+from swiglu_bench.tasks.time import time
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.ahead import first_candidates
-from swiglu_bench.worker.audit.inputs import GPT_OSS_ALPHA, clear_limit
-from swiglu_bench.worker.audit.matrix import cannot_run
-from swiglu_bench.worker.audit.subject import inputs_of
-from swiglu_bench.worker.crew import Crew
-from swiglu_bench.worker.here import Here
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
@@ -59,10 +61,29 @@ TIMED_TOGETHER = 4
 """Contenders, drawn, of those that a timed case has beside its baseline."""
 RULE = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=60.0)
 TIMEOUT_S = 300.0
+SLOW_TIMES = 4
+
+
+@implementation(
+    "slow",
+    scopes=Scope,
+    description=f"eager, whose forward runs {SLOW_TIMES} times in each call",
+    offers=("bias", "limit"),
+)
+def slow(problem: Problem) -> Step:
+    """Right, and looks like a cheat: its turns take much longer than eager's, as its samples say."""
+    step = pytorch.eager.build(problem)
+
+    def forward(*given: Tensor) -> Tensor:
+        for _ in range(SLOW_TIMES - 1):
+            step.forward(*given)
+        return step.forward(*given)
+
+    return dataclasses.replace(step, forward=forward)
 
 
 @dataclass(frozen=True)
-class Trialled:
+class Trial:
     """One implementation at one random case."""
 
     implementation: str
@@ -78,7 +99,7 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
     scope, dtype, precision = source.choice(list(Scope)), source.choice(list(Dtype)), Precision.UNQUANTISED
     if scope is not Scope.ACTIVATION and source.random() < QUANTISED:
         kinds = FOR_EXPERTS if scope is Scope.EXPERTS else Precision
-        dtype, precision = Dtype.BFLOAT16, source.choice([one for one in kinds if one])
+        dtype, precision = Dtype.BFLOAT16, source.choice([kind for kind in kinds if kind])
     multiple = source.choice(MULTIPLES_IN_FP8 if precision else MULTIPLES)
     hidden, intermediate = (-(-size // multiple) * multiple for size in (hidden, intermediate))
     experts = None
@@ -100,68 +121,74 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
     return case, extras
 
 
+def takes(implementation: Implementation, case: Case, extras: Extras) -> bool:
+    """Whether an implementation can be asked for a case with these extras."""
+    return not implementation.refuses(case) and set(extras.offers) <= implementation.offers
+
+
 def run_alarms(
     implementations: Sequence[Implementation],
     device: torch.device,
     seed: int,
     count: int,
     tell: Callable[[str, float], None],
-) -> Iterator[Trialled]:
+) -> Iterator[Trial]:
     """Every available implementation at `count` random cases that it can be asked for."""
     source, this = random.Random(seed), describe(device)
-    here = [one for one in implementations if not cannot_run(one, device)]
+    here = [entry for entry in implementations if not cannot_run(entry, device)]
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
-    timing = _Timing(device, this)
-    try:
+    timing = Settings(Task.TIME, device, "selftest", "selftest", rule=RULE, energy=False)
+    with court_of(timing, this, TIMEOUT_S) as court:
         for mode in (Mode.FORWARD, Mode.STEP) if count else ():
             shape = LARGE[device.type]
             tell(f"a large {mode}", 0)
-            yield from timing.trial(Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode), [pytorch.eager])
+            yield from timed_trials(
+                court, Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode), [pytorch.eager]
+            )
         for number in range(count):
             case, extras = draw_case(source, device.type)
             tell(f"case {number + 1} of {count}: {case.label}", number)
             drawn = Drawn.new()
             extras = _with_clear_limit(case, device, extras, drawn)
-            asked = [one for one in here if not one.refuses(case) and set(extras.offers) <= one.offers]
-            place = Here(Settings(Task.VERIFY, device, "selftest", "selftest"), this)
+            asked = [entry for entry in here if takes(entry, case, extras)]
+            place = Court(Settings(Task.VERIFY, device, "selftest", "selftest"), this, in_process=True)
             place.judge.begin_case(case, drawn.weights, extras)
             admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)
             with first_candidates():
-                for one in asked:
-                    yield Trialled(one.name, case, extras, _alarm(admitting, place, one))
-            place.tidy()
+                for entry in asked:
+                    yield Trial(entry.name, case, extras, _alarm(admitting, place, entry))
+            place.forget()
             if number % TIMED == 0 and extras == PLAIN:
-                yield from timing.trial(case, _few(asked, place.settings.baseline_of(case), source))
-    finally:
-        timing.end()
+                yield from timed_trials(court, case, _few(asked, place.settings.baseline_of(case), source))
 
 
-class _Timing:
-    """Cases that are timed in earnest, for a false alarm of what is only looked at then."""
+@contextlib.contextmanager
+def court_of(settings: Settings, this: Machine, timeout_s: float) -> Iterator[Court]:
+    """Processes for cases that are timed, which end with the context."""
+    with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
+        court = Court(settings, this, timeout_s, Path(folder))
+        try:
+            yield court
+        finally:
+            court.end()
 
-    def __init__(self, device: torch.device, this: Machine) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="swiglu-bench-")
-        settings = Settings(Task.TIME, device, "selftest", "selftest", rule=RULE, energy=False)
-        self._crew = Crew(settings, this, TIMEOUT_S, Path(self._folder.name))
 
-    def trial(self, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trialled]:
-        """Each implementation that has a time, or should have one, and one that is right and slow."""
-        contenders = [*implementations, *([] if slow.refuses(case) else [slow])]
-        for record in self._crew.run_case(case, contenders, lambda doing, fraction: None):
-            if record.status is not Status.SKIPPED:
-                alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
-                yield Trialled(record.implementation, case, PLAIN, alarm)
+def timed_trials(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
+    """Each implementation that has a time, or should have one, and one that is right and slow.
 
-    def end(self) -> None:
-        """End its processes."""
-        self._crew.end()
-        self._folder.cleanup()
+    They are timed in earnest, for a false alarm of the checks that are made only then.
+    """
+    contenders = [*implementations, *([] if slow.refuses(case) else [slow])]
+    for record in court.run(time, case, contenders):
+        if record.status is not Status.SKIPPED:
+            alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
+            yield Trial(record.implementation, case, PLAIN, alarm)
 
 
 def _few(asked: Sequence[Implementation], baseline: str, source: random.Random) -> list[Implementation]:
-    others = [one for one in asked if one.name != baseline]
+    others = [entry for entry in asked if entry.name != baseline]
     drawn = source.sample(others, min(TIMED_TOGETHER, len(others)))
-    return [one for one in asked if one.name == baseline or one in drawn]
+    return [entry for entry in asked if entry.name == baseline or entry in drawn]
 
 
 def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: Drawn) -> Extras:
@@ -173,7 +200,7 @@ def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: D
     return dataclasses.replace(extras, limit=limit) if limit is not None else PLAIN
 
 
-def _alarm(admitting: Admitting, place: Here, implementation: Implementation) -> str:
+def _alarm(admitting: Admitting, place: Court, implementation: Implementation) -> str:
     try:
         checks = admitting.admit(place.contender(implementation)).checks
     except Exception as error:

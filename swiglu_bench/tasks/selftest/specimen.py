@@ -1,87 +1,75 @@
-"""A wrong or cheating implementation, and what must catch it."""
+"""A wrong or cheating implementation as data: what is wrong with it, where it shows, and which checks must catch it.
+
+Below the class are the parts that most specimens are made of: a correct forward and backward, and functions that make
+a build function out of an incorrect one.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope
-from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 
-INDEX_CHECK = "> 2^31 elements"
-"""The check of `audit` for those that are right on small tensors only."""
 CHECKED_CALLS = 24
 """More calls than come before the first that is timed."""
-CROWDED_CHECK = "crowded expert"
-"""The one for those that are right on even loads only."""
+
+Build = Callable[[Problem], Step]
+Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""x, w_gate and w_up to the output."""
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""dx, dw_gate and dw_up."""
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor], Gradients]
+"""The upstream gradient, x, w_gate and w_up to the gradients."""
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """What it is, where it shows, and the checks of which at least one must catch it."""
+    """A wrong implementation, the case that it is sent through, and the checks that must catch it."""
 
-    implementation: Implementation
+    name: str
+    fault: str
+    """What is wrong with it."""
     caught_by: tuple[str, ...]
-    scope: Scope
-    dtype: Dtype
-    mode: Mode
-    task: str
-    """time | verify | audit: which of the suite's ways in it is sent through."""
-    needs_gpu: bool
+    """At least one of these checks must catch it: of `record.FAULTS`, or of the audit for the task "audit"."""
+    build: Build
+    scope: Scope = Scope.GLU
+    dtype: Dtype = Dtype.FLOAT32
+    mode: Mode = Mode.STEP
+    task: str = "time"
+    """The part of the suite that has to catch it: time, verify or audit."""
+    needs_gpu: bool = False
     tokens: int | None = None
-    """Of its case, where those of the others would not show it."""
+    """The tokens of its case, where the usual number would not show the fault."""
     precision: Precision = Precision.UNQUANTISED
+    source: str = ""
+    """The module whose table holds it; its process finds it there."""
 
     @property
-    def name(self) -> str:
-        """Of the implementation."""
-        return self.implementation.name
+    def implementation(self) -> Implementation:
+        """The contender that is sent through the suite."""
+        return Implementation(
+            self.name, self.fault, frozenset({self.scope}), self.build, source=self.source,
+            precisions=frozenset({self.precision}),
+        )  # fmt: skip
 
 
-def specimen(
-    name: str,
-    description: str,
-    caught_by: str | Iterable[str],
-    *,
-    scope: Scope = Scope.GLU,
-    dtype: Dtype = Dtype.FLOAT32,
-    mode: Mode = Mode.STEP,
-    task: str = "time",
-    needs_gpu: bool = False,
-    tokens: int | None = None,
-    precision: Precision = Precision.UNQUANTISED,
-) -> Callable[[Callable[[Problem], Step]], Specimen]:
-    """Turn a build function into a Specimen; the arguments are the fields of that class."""
-
-    def wrap(build: Callable[[Problem], Step]) -> Specimen:
-        made = implementation(name, scopes=[scope], description=description, precisions=[precision])(build)
-        names = (caught_by,) if isinstance(caught_by, str) else tuple(caught_by)
-        return Specimen(made, names, scope, dtype, mode, task, needs_gpu, tokens, precision)
-
-    return wrap
-
-
-Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""dx, dw_gate and dw_up."""
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor], Gradients]
+def table(source: str, *specimens: Specimen) -> dict[str, Specimen]:
+    """Specimens of a module by name."""
+    return {specimen.name: replace(specimen, source=source) for specimen in specimens}
 
 
 def right_forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
     """SwiGLU."""
     return torch.nn.functional.silu(x @ w_gate.T) * (x @ w_up.T)
-
-
-def right_at_first(forward: Forward, calls: int = CHECKED_CALLS) -> Forward:
-    """SwiGLU in the first calls, for as long as it is checked, and `forward` from call number `calls` on."""
-    number = itertools.count(1)
-    return lambda *given: (right_forward if next(number) < calls else forward)(*given)
 
 
 def gate_gradients(dz: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,29 +78,86 @@ def gate_gradients(dz: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor
 
 
 def right_backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Gradients:
-    """dx, dw_gate and dw_up."""
-    d_gate, d_up = gate_gradients(dz, x @ w_gate.T, x @ w_up.T)
-    return d_gate @ w_gate + d_up @ w_up, d_gate.T @ x, d_up.T @ x
+    """dx, dw_gate and dw_up; x and dz are [..., features]."""
+    flat, d_hidden = x.flatten(0, -2), dz.flatten(0, -2)
+    d_gate, d_up = gate_gradients(d_hidden, flat @ w_gate.T, flat @ w_up.T)
+    return (d_gate @ w_gate + d_up @ w_up).view_as(x), d_gate.T @ flat, d_up.T @ flat
 
 
-class _Glu(torch.autograd.Function):
+class Differentiable(torch.autograd.Function):
+    """A forward with a backward of its own: `backward(dz, *inputs)` returns a gradient for each input."""
+
     @staticmethod
-    def forward(ctx: Any, forward: Forward, backward: Backward, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w_gate, w_up)
+    def forward(ctx: Any, forward: Callable[..., Tensor], backward: Callable[..., Any], *inputs: Tensor) -> Tensor:
+        """The output, as `forward` has it."""
+        ctx.save_for_backward(*inputs)
         ctx.differentiate = backward
-        return forward(x, w_gate, w_up)
+        return forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients, as `backward` has them."""
         return (None, None, *ctx.differentiate(dz, *ctx.saved_tensors))
 
 
 def glu(problem: Problem, forward: Forward = right_forward, backward: Backward = right_backward) -> Step:
-    """The Step of a forward and a backward; each is right unless given."""
+    """The Step of a forward and a backward; each is correct unless given."""
     weights = problem.weights
-    return Step(lambda x: _Glu.apply(forward, backward, x, weights["w_gate"], weights["w_up"]))
+    return Step(lambda x: Differentiable.apply(forward, backward, x, weights["w_gate"], weights["w_up"]))
 
 
-def changed_gradients(problem: Problem, change: Callable[[Tensor, Tensor, Tensor], Gradients]) -> Step:
-    """A right forward, and a backward that returns what `change` makes of the gradients."""
-    return glu(problem, backward=lambda *given: change(*right_backward(*given)))
+def by_forward(forward: Forward) -> Build:
+    """A wrong forward with the correct backward."""
+    return lambda problem: glu(problem, forward)
+
+
+def by_backward(backward: Backward) -> Build:
+    """The correct forward with a wrong backward."""
+    return lambda problem: glu(problem, backward=backward)
+
+
+def by_gradients(change: Callable[[Tensor, Tensor, Tensor], Gradients]) -> Build:
+    """A backward that returns what `change` makes of the correct dx, dw_gate and dw_up."""
+    return by_backward(lambda *given: change(*right_backward(*given)))
+
+
+def by_inputs(change: Callable[..., Iterable[Tensor]]) -> Build:
+    """The correct forward and backward of other values than they were given: what `change` makes of x and weights."""
+    return lambda problem: glu(
+        problem, lambda *given: right_forward(*change(*given)), lambda dz, *saved: right_backward(dz, *change(*saved))
+    )
+
+
+def by_change(change: Callable[[], object]) -> Build:
+    """A correct implementation whose build changes something that is not its own."""
+
+    def build(problem: Problem) -> Step:
+        change()
+        return glu(problem)
+
+    return build
+
+
+def with_memory(forward: Callable[..., Tensor], backward: Callable[..., Gradients] | None = None) -> Build:
+    """A forward and backward that get, before their other arguments, a dictionary that both find again."""
+
+    def build(problem: Problem) -> Step:
+        memory: dict[Any, Any] = {}
+        return glu(problem, partial(forward, memory), partial(backward, memory) if backward else right_backward)
+
+    return build
+
+
+def by_number(forward_of: Callable[[int], Forward]) -> Build:
+    """The forward of each call follows from its number, which begins with 1."""
+
+    def build(problem: Problem) -> Step:
+        number = itertools.count(1)
+        return glu(problem, lambda *given: forward_of(next(number))(*given))
+
+    return build
+
+
+def by_later_forward(forward: Forward, calls: int = CHECKED_CALLS) -> Build:
+    """Correct in the first calls, for as long as it is checked, and `forward` from call number `calls` on."""
+    return by_number(lambda number: right_forward if number < calls else forward)

@@ -1,263 +1,350 @@
-"""Implementations that compute something else: faults as kernels have them."""
+"""Implementations that compute something else: faults as kernels have them, of values, routing and quantisation."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.cases.cases import Dtype, Mode, Scope
+from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope
 from swiglu_bench.cases.costs import longest_sum
+from swiglu_bench.cases.fp8 import BLOCK, E4M3, LARGEST, Quantised, Quantiser, defined, quantise, scale_size
 from swiglu_bench.cases.implementation import Step
 from swiglu_bench.cases.problem import Problem
+from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.tolerance import unit_roundoff
 from swiglu_bench.tasks.selftest.specimen import (
     CHECKED_CALLS,
-    changed_gradients,
+    Build,
+    Differentiable,
+    Gradients,
+    Specimen,
+    by_backward,
+    by_forward,
+    by_gradients,
+    by_number,
     gate_gradients,
     glu,
     right_backward,
     right_forward,
-    specimen,
+    table,
 )
 
 VALUES = ("relative error", "largest element")
 UNWRITTEN = ("finite", *VALUES)
+RECIPE, USE = ("recipe",), ("use",)
+MOST_ROWS = 256
+"""Rows of an expert beyond which a specimen computes nothing."""
 
 
-@specimen("zeros", "an output of zeros", VALUES)
-def zeros(problem: Problem) -> Step:
-    """A launch that failed in silence."""
-    return glu(problem, lambda x, w_gate, w_up: torch.zeros_like(right_forward(x, w_gate, w_up)))
+# One dense block
 
 
-@specimen("gate-up-swapped", "silu of up instead of gate", VALUES)
-def swapped(problem: Problem) -> Step:
-    """Weights packed in the other order."""
-    return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_up, w_gate))
+def _last_row_unwritten(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+    out = x.new_empty(x.shape[0], w_gate.shape[0])
+    out[:-1] = right_forward(x[:-1], w_gate, w_up)
+    return out
 
 
-@specimen("silu-in-fp16", "SiLU rounded to fp16 in an fp32 case", VALUES)
-def silu_in_fp16(problem: Problem) -> Step:
-    """A cast that was left in."""
-    return glu(problem, lambda x, w_gate, w_up: silu((x @ w_gate.T).half()).float() * (x @ w_up.T))
-
-
-@specimen("dropped-k-tile", "the last 16 terms of each product are missing", VALUES)
-def dropped_k_tile(problem: Problem) -> Step:
-    """A loop that ends one tile early."""
-    return glu(problem, lambda x, w_gate, w_up: right_forward(x[:, :-16], w_gate[:, :-16], w_up[:, :-16]))
-
-
-@specimen("last-row-unwritten", "the last row of the output is never stored", UNWRITTEN)
-def last_row(problem: Problem) -> Step:
-    """A mask off by one."""
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        out = x.new_empty(x.shape[0], w_gate.shape[0])
-        out[:-1] = right_forward(x[:-1], w_gate, w_up)
-        return out
-
-    return glu(problem, forward)
-
-
-@specimen("last-column-unwritten", "the last column of the output is never stored", UNWRITTEN)
-def last_column(problem: Problem) -> Step:
-    """A mask off by one, the other way."""
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        out = x.new_empty(x.shape[0], w_gate.shape[0])
-        out[:, :-1] = right_forward(x, w_gate[:-1], w_up[:-1])
-        return out
-
-    return glu(problem, forward)
-
-
-@specimen("gradient-of-row-0", "every row of dx is that of row 0", VALUES)
-def gradient_of_row_0(problem: Problem) -> Step:
-    """A row offset that was forgotten."""
-
-    return changed_gradients(problem, lambda dx, *dw: (dx[:1].repeat(len(dx), 1), *dw))
-
-
-@specimen("dw-misses-tokens", "the weight gradients leave out the last 8 tokens", VALUES)
-def dw_misses_tokens(problem: Problem) -> Step:
-    """A split of the sum whose last part is dropped."""
-
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, *_ = right_backward(dz, x, w_gate, w_up)
-        return (dx, *right_backward(dz[:-8], x[:-8], w_gate, w_up)[1:])
-
-    return glu(problem, backward=backward)
-
-
-@specimen("dw-exchanged", "the gradients of w_gate and w_up exchanged", VALUES)
-def dw_exchanged(problem: Problem) -> Step:
-    """Two results returned in the wrong order."""
-
-    return changed_gradients(problem, lambda dx, dw_gate, dw_up: (dx, dw_up, dw_gate))
-
-
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return silu(gate) * up
-
-    @staticmethod
-    def backward(ctx, dz: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-        d_gate, d_up = gate_gradients(dz, *ctx.saved_tensors)
-        return d_up, d_gate
-
-
-@specimen("d-gate-d-up-exchanged", "the gradients of gate and up exchanged", VALUES, scope=Scope.ACTIVATION)
-def exchanged(problem: Problem) -> Step:
-    """Unsloth's kernel leaves them so in its buffers."""
+def _pair_exchanged(problem: Problem) -> Step:
     del problem
-    return Step(_Exchanged.apply)
+    backward = lambda *given: gate_gradients(*given)[::-1]  # noqa: E731
+    return Step(lambda *pair: Differentiable.apply(lambda gate, up: silu(gate) * up, backward, *pair))
 
 
-@specimen("nan-in-one-element", "one element of a weight gradient is NaN", "finite")
-def nan_in_one_element(problem: Problem) -> Step:
-    """An element that no tile covers, as it lay in memory."""
-
-    def change(dx: Tensor, dw_gate: Tensor, dw_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dw_up[-1, -1] = torch.nan
-        return dx, dw_gate, dw_up
-
-    return changed_gradients(problem, change)
+def _nan_in_last_element(dx: Tensor, dw_gate: Tensor, dw_up: Tensor) -> Gradients:
+    dw_up[-1, -1] = torch.nan
+    return dx, dw_gate, dw_up
 
 
-@specimen("one-wrong-element", "one element of the output is off, by as much as the norm allows", "largest element")
-def one_wrong_element(problem: Problem) -> Step:
+def _one_wrong_element(problem: Problem) -> Step:
     """So little that the norm of the error does not see it among many."""
+    allowed = 0.9 * unit_roundoff(torch.float32) * math.sqrt(longest_sum(problem.case))
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
         out = right_forward(x, w_gate, w_up)
-        allowed = 0.9 * unit_roundoff(torch.float32) * math.sqrt(longest_sum(problem.case))
         out[-1, -1] += allowed * out.norm()
         return out
 
     return glu(problem, forward)
 
 
-@specimen("fp16-product", "inputs rounded to fp16 in an fp32 case", VALUES)
-def fp16_product(problem: Problem) -> Step:
-    """A faster product than was asked for; TF32 keeps as many bits."""
-
-    return glu(problem, lambda *given: right_forward(*(value.half().float() for value in given)))
+def _through(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype).to(value.dtype)
 
 
-@specimen("fp8-product", "inputs rounded to fp8 in a bf16 case", VALUES, dtype=Dtype.BFLOAT16)
-def fp8_product(problem: Problem) -> Step:
-    """Half the bytes, twice the rate, and not the question."""
-
-    return glu(problem, lambda *given: right_forward(*(one.to(torch.float8_e4m3fn).to(one.dtype) for one in given)))
-
-
-@specimen("gradient-in-fp8", "d_gate and d_up rounded to fp8 in a bf16 case", VALUES, dtype=Dtype.BFLOAT16)
-def gradient_in_fp8(problem: Problem) -> Step:
-    """Half the memory between two kernels of the backward."""
-
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pair = gate_gradients(dz, x @ w_gate.T, x @ w_up.T)
-        d_gate, d_up = (value.to(torch.float8_e5m2).to(value.dtype) for value in pair)
-        return d_gate @ w_gate + d_up @ w_up, d_gate.T @ x, d_up.T @ x
-
-    return glu(problem, backward=backward)
-
-
-@specimen("upstream-ignored", "the gradient of the sum of the output, whatever the upstream gradient", VALUES)
-def upstream_ignored(problem: Problem) -> Step:
-    """Right in every test that calls out.sum().backward()."""
-    return glu(problem, backward=lambda dz, *saved: right_backward(torch.ones_like(dz), *saved))
-
-
-@specimen("no-weight-gradient", "promises weight gradients and yields none", "missing")
-def no_weight_gradient(problem: Problem) -> Step:
-    """A detach that was left in."""
+def _no_weight_gradient(problem: Problem) -> Step:
     w_gate, w_up = (value.detach() for value in problem.weights.values())
     return Step(lambda x: right_forward(x, w_gate, w_up))
 
 
-@specimen("other-dtype", "an fp32 output in a bf16 case", "form", dtype=Dtype.BFLOAT16, mode=Mode.FORWARD)
-def other_dtype(problem: Problem) -> Step:
-    """It saves a rounding, and whoever comes next reads twice the bytes."""
-    return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_gate, w_up).float())
+def _without_tail(below: float, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+    gate = x @ w_gate.T
+    return gate * torch.where(gate < below, 0.0, torch.sigmoid(gate)) * (x @ w_up.T)
 
 
-@specimen("sigmoid-tail", "a sigmoid that is 0 below -8", "use")
-def sigmoid_tail(problem: Problem) -> Step:
-    """The tail of an approximation; normal gates never go there."""
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        gate = x @ w_gate.T
-        return gate * torch.where(gate < -8, 0.0, torch.sigmoid(gate)) * (x @ w_up.T)
-
-    return glu(problem, forward)
+def _truncated(*given: Tensor) -> Tensor:
+    """The upper half of fp32's bits; each value is a little too small."""
+    out = right_forward(*(value.float() for value in given))
+    return (out.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
-@specimen("sigmoid-deep-tail", "a sigmoid that is 0 below -25", "use")
-def sigmoid_deep_tail(problem: Problem) -> Step:
-    """Values that are small beside their neighbours and everything in a token of their own."""
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        gate = x @ w_gate.T
-        return gate * torch.where(gate < -25, 0.0, torch.sigmoid(gate)) * (x @ w_up.T)
-
-    return glu(problem, forward)
+def _skips_a_row(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+    out = right_forward(x, w_gate, w_up)
+    out[len(out) // 2] = 0
+    return out
 
 
-@specimen("large-gradients-bounded", "bounds upstream gradients at 1000", "use")
-def large_gradients_bounded(problem: Problem) -> Step:
-    """A loss that is scaled up, as for fp16, has larger ones."""
-    return glu(problem, backward=lambda dz, *saved: right_backward(dz.clamp(-1000, 1000), *saved))
+_in_bf16 = partial(Specimen, dtype=Dtype.BFLOAT16)
+DENSE = (
+    Specimen("zeros", "an output of zeros", VALUES, by_forward(lambda *given: right_forward(*given) * 0)),
+    Specimen("gate-up-swapped", "silu of up instead of gate", VALUES,
+             by_forward(lambda x, w_gate, w_up: right_forward(x, w_up, w_gate))),
+    Specimen("dropped-k-tile", "the last 16 terms of each product are missing", VALUES,
+             by_forward(lambda *given: right_forward(*(value[:, :-16] for value in given)))),
+    Specimen("last-row-unwritten", "the last row of the output is never stored", UNWRITTEN,
+             by_forward(_last_row_unwritten)),
+    Specimen("gradient-of-row-0", "every row of dx is that of row 0", VALUES,
+             by_gradients(lambda dx, *dw: (dx[:1].repeat(len(dx), 1), *dw))),
+    Specimen("d-gate-d-up-exchanged", "the gradients of gate and up exchanged", VALUES, _pair_exchanged,
+             Scope.ACTIVATION),
+    Specimen("nan-in-one-element", "one element of a weight gradient is NaN", ("finite",),
+             by_gradients(_nan_in_last_element)),
+    Specimen("one-wrong-element", "one element of the output is off, by as much as the norm allows",
+             ("largest element",), _one_wrong_element),
+    Specimen("fp16-product", "inputs rounded to fp16 in an fp32 case", VALUES,
+             by_forward(lambda *given: right_forward(*(_through(value, torch.float16) for value in given)))),
+    _in_bf16("fp8-product", "inputs rounded to fp8 in a bf16 case", VALUES,
+             by_forward(lambda *given: right_forward(*(_through(value, E4M3) for value in given)))),
+    Specimen("upstream-ignored", "the gradient of the sum of the output, whatever the upstream gradient", VALUES,
+             by_backward(lambda dz, *saved: right_backward(torch.ones_like(dz), *saved))),
+    Specimen("no-weight-gradient", "promises weight gradients and yields none", ("missing",), _no_weight_gradient),
+    _in_bf16("other-dtype", "an fp32 output in a bf16 case", ("form",),
+             by_forward(lambda *given: right_forward(*given).float()), mode=Mode.FORWARD),
+    _in_bf16("truncated", "cuts the output's digits off instead of rounding", ("bias",), by_forward(_truncated),
+             mode=Mode.FORWARD),
+    Specimen("sometimes-skips-a-row", "one call in seven leaves a row of the output zero", ("timed loop",),
+             by_number(lambda call: right_forward if call <= CHECKED_CALLS or call % 7 else _skips_a_row),
+             mode=Mode.FORWARD),
+    Specimen("sigmoid-tail", "a sigmoid that is 0 below -8", USE, by_forward(partial(_without_tail, -8))),
+    Specimen("sigmoid-deep-tail", "a sigmoid that is 0 below -25", USE, by_forward(partial(_without_tail, -25))),
+    Specimen("gate-bounded", "bounds the gate at 20", USE,
+             by_forward(lambda x, w_gate, w_up: silu((x @ w_gate.T).clamp(max=20)) * (x @ w_up.T))),
+    Specimen("nan-hidden", "replaces NaN and Inf by numbers", USE,
+             by_forward(lambda *given: right_forward(*given).nan_to_num())),
+    Specimen("nan-gradient-hidden", "replaces NaN and Inf in gradients by numbers", USE,
+             by_backward(lambda dz, *saved: right_backward(dz.nan_to_num(), *saved))),
+    Specimen("large-gradients-bounded", "bounds upstream gradients at 1000", USE,
+             by_backward(lambda dz, *saved: right_backward(dz.clamp(-1000, 1000), *saved))),
+    Specimen("small-gradients-flushed", "takes small upstream gradients for zero", USE,
+             by_backward(lambda dz, *saved: right_backward(torch.where(dz.abs() < 1e-5, 0.0, dz), *saved))),
+)  # fmt: skip
 
 
-@specimen("gate-bounded", "bounds the gate at 20", "use")
-def gate_bounded(problem: Problem) -> Step:
-    """Against an overflow of exp, on the wrong side."""
-    return glu(problem, lambda x, w_gate, w_up: silu((x @ w_gate.T).clamp(max=20)) * (x @ w_up.T))
+# Mixtures of experts
+
+Routed = tuple[Tensor, Tensor]
+"""top_k_index and top_k_weights."""
 
 
-@specimen("nan-hidden", "replaces NaN and Inf by numbers", "use")
-def nan_hidden(problem: Problem) -> Step:
-    """A training run that diverges looks well."""
-    return glu(problem, lambda x, *weights: right_forward(x, *weights).nan_to_num())
+def _routed(change: Callable[[Tensor, Tensor, int], Routed]) -> Build:
+    """The definition on another routing than it was given; `change` gets that and the number of experts."""
+
+    def build(problem: Problem) -> Step:
+        forward, count = REFERENCE.build(problem).forward, len(problem.weights["w_gate"])
+        return Step(lambda x, index, weights: forward(x, *change(index, weights, count)))
+
+    return build
 
 
-@specimen("small-gradients-flushed", "takes small upstream gradients for zero", "use")
-def small_gradients_flushed(problem: Problem) -> Step:
-    """A loss over many tokens has no others."""
-
-    return glu(problem, backward=lambda dz, *saved: right_backward(torch.where(dz.abs() < 1e-5, 0.0, dz), *saved))
-
-
-@specimen("truncated", "cuts the output's digits off instead of rounding", "bias", dtype=Dtype.BFLOAT16,
-          mode=Mode.FORWARD)  # fmt: skip
-def truncated(problem: Problem) -> Step:
-    """The upper half of fp32's bits; each value a little too small."""
-
-    def forward(*given: Tensor) -> Tensor:
-        out = right_forward(*(value.float() for value in given))
-        return (out.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
-
-    return glu(problem, forward)
+def _place_in_expert(index: Tensor) -> Tensor:
+    """For each (token, slot): how many before it have the same expert."""
+    flat = index.flatten()
+    same = flat[:, None] == flat
+    return same.tril(-1).sum(1).view_as(index)
 
 
-@specimen("sometimes-skips-a-row", "one call in seven leaves a row of the output zero", "timed loop",
-          mode=Mode.FORWARD)  # fmt: skip
-def sometimes_skips_a_row(problem: Problem) -> Step:
-    """A race that the check does not meet."""
-    calls: list[int] = []
+def _first_routing_kept(problem: Problem) -> Step:
+    """A sort that is kept by the address of its input."""
+    kept: list[Tensor] = []
 
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        calls.append(1)
-        out = right_forward(x, w_gate, w_up)
-        if len(calls) > CHECKED_CALLS and len(calls) % 7 == 0:
-            out[len(calls) % len(out)] = 0
-        return out
+    def change(index: Tensor, weights: Tensor, count: int) -> Routed:
+        if not kept:
+            kept.append(index.clone())
+        return kept[0] if kept[0].shape == index.shape else index, weights
 
-    return glu(problem, forward)
+    return _routed(change)(problem)
+
+
+def _unwritten_if_idle(gradient: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor, None]:
+    idle = index.flatten().bincount(minlength=len(gradient)) == 0
+    return torch.where(idle[:, None, None], torch.nan, gradient), None
+
+
+def _idle_expert_unwritten(problem: Problem) -> Step:
+    """A launch with no tile for an expert without tokens."""
+
+    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        w_down = Differentiable.apply(
+            lambda weight, _: weight.view_as(weight), _unwritten_if_idle, problem.weights["w_down"], index
+        )
+        own = problem.weights | {"w_down": w_down}
+        step = REFERENCE.build(Problem(problem.case, problem.device, own, problem.biases, problem.extras))
+        return step.forward(x, index, weights)
+
+    return Step(forward)
+
+
+_of_experts = partial(Specimen, scope=Scope.EXPERTS)
+ROUTED = (
+    _of_experts("experts-exchanged", "each expert has the weights of the next one", VALUES,
+                _routed(lambda index, weights, count: ((index + 1) % count, weights))),
+    _of_experts("slots-exchanged", "the routing weights of a token's experts in another order", VALUES,
+                _routed(lambda index, weights, count: (index, weights.flip(1)))),
+    _of_experts("routing-weights-ignored", "every expert of a token counts the same", VALUES,
+                _routed(lambda index, weights, count: (index, weights * 0 + 1 / weights.shape[1]))),
+    _of_experts("routing-gradient-zero", "the gradient of the routing weights is zero", VALUES,
+                _routed(lambda index, weights, count: (index, weights.detach() + 0 * weights))),
+    _of_experts("tokens-over-capacity-dropped", "an expert takes no more than its share of the tokens", VALUES,
+                _routed(lambda index, weights, count: (
+                    index, weights * (_place_in_expert(index) < index.numel() / count)))),
+    _of_experts("last-expert-left-out", "the last expert's part is missing", VALUES,
+                _routed(lambda index, weights, count: (index, weights * (index < count - 1)))),
+    _of_experts("first-routing-kept", "every call is routed as the first one was", ("new inputs",),
+                _first_routing_kept, mode=Mode.FORWARD),
+    _of_experts("idle-expert-unwritten", "the weight gradient of an expert without a token is never stored", UNWRITTEN,
+                _idle_expert_unwritten, tokens=3),
+    _of_experts("crowded-expert-cut", f"an expert computes no more than {MOST_ROWS} rows", ("crowded expert",),
+                _routed(lambda index, weights, count: (index, weights * (_place_in_expert(index) < MOST_ROWS))),
+                task="audit"),
+)  # fmt: skip
+
+
+# Quantisation that is not that of the recipe
+
+
+def _by_scales(value: Tensor, scales: Tensor) -> Quantised:
+    return (value.float() / scales).clamp(-LARGEST, LARGEST).to(E4M3), scales
+
+
+def _coarse(value: Tensor, precision: Precision, name: str) -> Quantised:
+    """One scale for the matrix, in the form of the recipe."""
+    codes, scale = quantise(value, Precision.FP8_TENSORWISE, name)
+    rows, columns = value.shape
+    return codes, scale.expand(scale_size(precision, name, (rows, columns))).contiguous()
+
+
+def _coarse_h(value: Tensor, precision: Precision, name: str) -> Quantised:
+    return (_coarse if name == "h" else quantise)(value, precision, name)
+
+
+def _overflowing(value: Tensor, precision: Precision, name: str) -> Quantised:
+    """A scale by a sample of the columns, and a conversion that does not saturate."""
+    _, scales = quantise(value[:, ::2], precision, name)
+    ratio = value.float() / scales
+    return torch.where(ratio.abs() > LARGEST, torch.nan, ratio).to(E4M3), scales
+
+
+def _towards_zero(value: Tensor, precision: Precision, name: str) -> Quantised:
+    codes, scales = quantise(value, precision, name)
+    above = codes.float().abs() > (value.float() / scales).abs()
+    return (codes.view(torch.uint8) - above.to(torch.uint8)).view(E4M3), scales
+
+
+def _wide_blocks(value: Tensor, precision: Precision, name: str) -> Quantised:
+    codes, scales = quantise(value, precision, name)
+    if name != "x":
+        return codes, scales
+    pairs = torch.maximum(scales[:, ::2], scales[:, 1::2]).repeat_interleave(2, 1)
+    return _by_scales(value, pairs.repeat_interleave(BLOCK, 1))[0], pairs
+
+
+def _scales_of_first_expert() -> Quantiser:
+    kept: dict[str, Tensor] = {}
+
+    def quantiser(value: Tensor, precision: Precision, name: str) -> Quantised:
+        codes, scales = quantise(value, precision, name)
+        return codes, kept.setdefault(name, scales) if name.startswith("w_") else scales  # experts come in order
+
+    return quantiser
+
+
+def _scales_of_first_call() -> Quantiser:
+    kept: dict[str, Tensor] = {}
+
+    def quantiser(value: Tensor, precision: Precision, name: str) -> Quantised:
+        return _by_scales(value, kept.setdefault(f"{name} {value.shape}", quantise(value, precision, name)[1]))
+
+    return quantiser
+
+
+def _by(make_quantiser: Callable[[], Quantiser], silent: bool = False) -> Build:
+    """The definition by another quantiser; `silent`: it hands over no codes and no scales."""
+
+    def build(problem: Problem) -> Step:
+        step = defined(problem, quantiser=make_quantiser())
+        return Step(step.forward) if silent else step
+
+    return build
+
+
+def _one_scale_denied(problem: Problem) -> Step:
+    """It quantises twice, and hands over the right codes."""
+    coarse, shown = defined(problem, quantiser=_coarse), defined(problem)
+
+    def forward(x: Tensor) -> Tensor:
+        shown.forward(x)
+        return coarse.forward(x)
+
+    return Step(forward, hand_over=shown.hand_over)
+
+
+def _half_handed_over(problem: Problem) -> Step:
+    """What is not handed over could be in any precision."""
+    step, shown = defined(problem), list[dict[str, Quantised] | None]([None])
+
+    def hand_over(into: dict[str, Quantised] | None) -> None:
+        shown[0] = into
+        assert step.hand_over
+        step.hand_over(into)
+
+    def forward(x: Tensor) -> Tensor:
+        output = step.forward(x)
+        for name in set(shown[0] or ()) - {"x"}:
+            del shown[0][name]  # type: ignore[union-attr]
+        return output
+
+    return Step(forward, hand_over=hand_over)
+
+
+_rowwise = partial(
+    Specimen, dtype=Dtype.BFLOAT16, mode=Mode.FORWARD, task="verify", precision=Precision.FP8_ROWWISE
+)  # fmt: skip
+QUANTISED = (
+    _rowwise("one-scale-as-rows", "one scale for a matrix under the name of a scale for each row", RECIPE,
+             _by(lambda: _coarse)),
+    _rowwise("one-scale-silent", "the same, and hands over nothing", VALUES, _by(lambda: _coarse, silent=True)),
+    _rowwise("one-scale-denied", "the same, and hands over the codes that it should have multiplied", VALUES,
+             _one_scale_denied),
+    _rowwise("one-scale-of-h", "one scale for h under the name of a scale for each row", RECIPE,
+             _by(lambda: _coarse_h), Scope.MLP),
+    _rowwise("one-scale-of-experts", "one scale for an expert's matrix as a scale for each row", RECIPE,
+             _by(lambda: _coarse), Scope.EXPERTS),
+    _rowwise("scales-of-the-first-expert", "right codes, and the scales of the first expert for all", RECIPE,
+             _by(_scales_of_first_expert), Scope.EXPERTS),
+    _rowwise("half-handed-over", "hands over the codes of x only, and not those of the weights", RECIPE,
+             _half_handed_over),
+    _rowwise("scales-of-the-first-call", "every call is quantised by the scales of the first one", RECIPE,
+             _by(_scales_of_first_call)),
+    _rowwise("no-saturation", "scales of every other column, and codes that overflow to NaN", (*RECIPE, *UNWRITTEN),
+             _by(lambda: _overflowing)),
+    _rowwise("truncated-codes", "codes are rounded towards zero", RECIPE, _by(lambda: _towards_zero)),
+    _rowwise("blocks-of-256", "a scale for 256 values in a row under the name of 128", RECIPE,
+             _by(lambda: _wide_blocks), precision=Precision.FP8_BLOCKWISE),
+)  # fmt: skip
+
+SPECIMENS = table(__name__, *DENSE, *ROUTED, *QUANTISED)

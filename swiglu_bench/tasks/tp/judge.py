@@ -1,4 +1,4 @@
-"""What split contenders are judged by: the fp64 answer of a call, computed by all ranks together, and eager's loss.
+"""A rank's part of a problem, and what split contenders are judged by: the fp64 answer of a call, and eager's loss.
 
 Each rank computes in fp64 what its features contribute, from weights that it cut out of the full ones by itself, and
 the ranks' outputs and dX are added in fp64. That the parts make up the whole is checked, so a contender that cuts
@@ -12,29 +12,77 @@ are added in the case's dtype. The second is what split contenders are judged by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swiglu_bench.cases.cases import Mode
+from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced
-from swiglu_bench.check.inputs import Draw
-from swiglu_bench.check.judge import REFERENCE, Judge
-from swiglu_bench.check.results import Fault, fingerprint
-from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.check.inputs import Desk, Draw, make_problem
+from swiglu_bench.check.judge import REFERENCE, Judge, compute_truth
+from swiglu_bench.check.results import Fault, fingerprint, same_bits
 from swiglu_bench.contenders import pytorch
+from swiglu_bench.contenders.split import split
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.tp.contenders import cuts, part_of, split
-from swiglu_bench.tasks.tp.group import Group
+from swiglu_bench.tasks.tp.plan import SINGLE, Splitting, local
+from swiglu_bench.worker.admission import Drawn
+from swiglu_bench.worker.ranks import Group
 
 SUMMED = ("output", "x")
 """What the ranks' parts of are added."""
 OF_TOKENS = (*SUMMED, "top_k_weights")
 """What has a row for each token, of which every rank has all or its part."""
+COPIES = "the ranks' copies differ"
+
+
+def cuts(rank: int, size: int, problem: Problem) -> dict[str, tuple[slice, ...]]:
+    """Where a rank's part of each weight is, and of its gradient: whole experts, where there are any."""
+    if problem.case.shape.experts:
+        each = problem.case.shape.experts.count // size
+        return dict.fromkeys(problem.parameters, (slice(rank * each, (rank + 1) * each),))
+    each = problem.case.shape.intermediate // size
+    rows = slice(rank * each, (rank + 1) * each)
+    return {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
+
+
+def part_of(group: Group, problem: Problem) -> Problem:
+    """The problem as this rank has it: its part of the weights."""
+    cut = cuts(group.rank, group.size, problem)
+    weights, biases = (
+        {name: value[cut[name]].contiguous() for name, value in whole.items()}
+        for whole in (problem.weights, problem.biases)
+    )
+    return dataclasses.replace(problem, case=local(problem.case, group.size), weights=weights, biases=biases)
+
+
+class PartOfTokens(Desk):
+    """Draws what all ranks have and hands out this rank's tokens."""
+
+    def __init__(self, problem: Problem, group: Group) -> None:
+        super().__init__(problem)
+        self._group = group
+
+    def activations(self, draw: Draw) -> list[Tensor]:
+        """Of a call, this rank's part."""
+        return [self._mine(value) for value in super().activations(draw)]
+
+    def upstream(self, draw: Draw) -> Tensor:
+        """The same of the upstream gradient."""
+        return self._mine(super().upstream(draw))
+
+    def _mine(self, value: Tensor) -> Tensor:
+        return value.chunk(self._group.size)[self._group.rank]
+
+
+def gather_into(whole: Tensor, part: Tensor) -> None:
+    """All ranks' parts along the first dimension, in rank order."""
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, part)
 
 
 class NoReference(RuntimeError):
@@ -64,7 +112,7 @@ class SplitJudge(Judge):
         if experts:
             self._reference: Built = _OwnExperts(whole, self._cut)
         else:
-            self._reference = Built(split(pytorch.eager, group, whole, by_sequence=False), self.problem)
+            self._reference = Built(split(pytorch.eager, group.mesh, whole, by_sequence=False), self.problem)
         self.desk = self._reference.desk
         self._check_same([*whole.weights.values(), *self.desk.activations(draws[0]), self.desk.upstream(draws[0])])
         covered = torch.zeros(experts.count if experts else whole.case.shape.intermediate, device=group.device)
@@ -105,8 +153,8 @@ class SplitJudge(Judge):
         return value[self._cut.get(name, ())]
 
     def _check_same(self, tensors: Sequence[Tensor]) -> None:
-        prints = self._group.gather([fingerprint(one).tolist() for one in tensors])
-        if any(one != prints[0] for one in prints):
+        prints = self._group.gather([fingerprint(tensor).tolist() for tensor in tensors])
+        if any(other != prints[0] for other in prints):
             raise NoReference("The ranks drew different tensors from one seed: their GPUs are not of one model.")
 
     def _errors_alone(self, alone: Built, draw: Draw) -> dict[str, tolerance.TensorError]:
@@ -114,14 +162,120 @@ class SplitJudge(Judge):
         forward = self.problem.case.mode is Mode.FORWARD
         truth, produced = self.truth(draw, not forward), (alone.infer if forward else alone.train)(draw)
         errors = {
-            name: tolerance.tensor_error(self._own(name, produced[name]), one) for name, one in truth.expected.items()
+            name: tolerance.tensor_error(self._own(name, produced[name]), right)
+            for name, right in truth.expected.items()
         }
         roundoff = tolerance.unit_roundoff(self.dtype)
-        for name, one in errors.items():
+        for name, error in errors.items():
             # n parts rounded, then n - 1 sums of them: each loses about one rounding
-            if not truth.eager[name].relative <= (1 + self._group.size) * (one.relative + roundoff):
+            if not truth.eager[name].relative <= (1 + self._group.size) * (error.relative + roundoff):
                 raise NoReference(
                     f"The sum of the ranks' parts is wrong in {name}: plain PyTorch with plain collectives is off by "
-                    f"{truth.eager[name].relative:.2e}, on one rank by {one.relative:.2e}."
+                    f"{truth.eager[name].relative:.2e}, on one rank by {error.relative:.2e}."
                 )
         return errors
+
+
+class HandedOver(Protocol):
+    """A contender on this rank, as its judge sees it."""
+
+    kind: Splitting
+
+    @property
+    def results(self) -> Mapping[str, Tensor]:
+        """What it handed over last."""
+        ...
+
+
+class RankJudge:
+    """All ranks' judges of a case, on this rank; what `worker` asks of a JudgeBench."""
+
+    def __init__(
+        self, group: Group, case: Case, drawn: Drawn, together: Callable[[Callable[[], Any]], list[Any]]
+    ) -> None:
+        """Draw the weights, and compute the truth of the calls that all contenders are admitted by."""
+        self._group, self._case, self._seed, self._together = group, case, drawn.weights, together
+        self.whole = make_problem(case, group.device, seed=drawn.weights)
+        self.split = SplitJudge(group, self.whole, drawn.draws)
+        self.seats: dict[str, HandedOver] = {}
+
+    def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
+        """Each rank's process has one of its own."""
+        return b"", {}
+
+    def judge(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
+    ) -> tuple[TensorCheck, ...]:
+        """For each tensor the verdict of the rank that fails, or else of the one that is the nearest to failing."""
+        of_ranks = self._together(lambda: self._verdicts(contender, draw, results, label, distribution))
+        faulty = [fault is not None for fault in results.values()]
+        return tuple(_worst(checks, fault) for checks, fault in zip(zip(*of_ranks, strict=True), faulty, strict=True))
+
+    def compare(self, draw: Draw, delivered: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Hold the results of a round against eager's on the same inputs: what is wrong on any rank, by contender."""
+        answers = self._together(lambda: self._differences(draw, delivered))
+        return {name: said(answers, name) for name in delivered if any(name in answer for answer in answers)}
+
+    def changed_weights(self, contender: str = "") -> list[str]:
+        """Names of the weights that are not what they were on some rank when the case began; they are then put back."""
+        return sorted({name for names in self._together(self._changed) for name in names})
+
+    def _verdicts(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
+    ) -> tuple[TensorCheck, ...]:
+        """Verdicts on what all ranks' letterboxes have, and on what has a fault instead."""
+        faults = {name: fault for name, fault in results.items() if fault}
+        sound = self._whole_results(contender, [name for name in results if name not in faults])
+        produced = {name: sound.get(name) for name in results}
+        if self.seats[contender].kind == SINGLE:
+            return self.split.judge_alone(produced, draw, faults)
+        checks = self.split.judge(produced, draw, label=label, faults=faults, distribution=distribution)
+        different = self.split.differing(sound)
+        return tuple(
+            dataclasses.replace(check, ok=False, reason=COPIES, check="relative error")
+            if check.tensor in different and check.ok
+            else check
+            for check in checks
+        )
+
+    def _differences(self, draw: Draw, delivered: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        wrong = self.split.compare(self._case.mode, [draw])
+        found = {}
+        for contender, names in delivered.items():
+            results = self._whole_results(contender, names)
+            different = self.split.differing(results)
+            found[contender] = wrong(results) or "; ".join(f"{name}: {COPIES}" for name in different)
+        return {contender: reason for contender, reason in found.items() if reason}
+
+    def _changed(self) -> list[str]:
+        fresh = make_problem(self._case, self._group.device, seed=self._seed)
+        changed = set()
+        for now, before in ((self.whole, fresh), (self.split.problem, part_of(self._group, fresh))):
+            for name, value in before.weights.items():
+                if not same_bits(now.weights[name], value):
+                    now.weights[name].detach().copy_(value)
+                    changed.add(name)
+        return sorted(changed)
+
+    def _whole_results(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
+        """What a contender has handed over, with all ranks' tokens."""
+        seat = self.seats[contender]
+        found = {name: seat.results[name].clone() for name in names}
+        for name in OF_TOKENS if seat.kind is True else ():
+            if name in found:
+                whole = found[name].new_empty(self._case.tokens, found[name].shape[1])
+                gather_into(whole, found[name])
+                found[name] = whole
+        return found
+
+
+def said(of_ranks: Sequence[Mapping[str, str]], name: str) -> str:
+    """What the first rank says that says anything of it."""
+    rank = next(number for number, reasons in enumerate(of_ranks) if name in reasons)
+    return f"on rank {rank} {of_ranks[rank][name]}"
+
+
+def _worst(checks: Sequence[TensorCheck], fault: bool) -> TensorCheck:
+    rank = max(range(len(checks)), key=lambda number: (not checks[number].ok, checks[number].used))
+    check = checks[rank]
+    return check if check.ok or fault else dataclasses.replace(check, reason=f"on rank {rank} {check.reason}")

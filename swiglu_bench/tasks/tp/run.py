@@ -1,8 +1,10 @@
-"""One call of `swiglu-bench tp`: its folder and screen around groups of ranks, and what the death of one costs."""
+"""One call of `swiglu-bench tp`: a case on all ranks, and what takes its rows when groups of ranks come and go."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -12,28 +14,41 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from swiglu_bench import output
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import WEIGHTS, Case, Dtype
-from swiglu_bench.machine import locks
-from swiglu_bench.machine.machine import Machine, free_memory_bytes
-from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.machine import locks, machine
+from swiglu_bench.machine.machine import Machine
+from swiglu_bench.measure import rounds as interleaved
+from swiglu_bench.measure.clock import Sample
+from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
+from swiglu_bench.options import WandbOptions
+from swiglu_bench.request import INTERRUPTED
+from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.record import Record, Status, row_of
 from swiglu_bench.show import documents, tables
 from swiglu_bench.show.console import Bar
+from swiglu_bench.show.csv_file import CsvFile
 from swiglu_bench.show.table import nothing_done
 from swiglu_bench.show.wandb_run import WandbRun
-from swiglu_bench.sweep import output
-from swiglu_bench.sweep.request import INTERRUPTED
-from swiglu_bench.tasks.tp.bench import RankBench
-from swiglu_bench.tasks.tp.case import blanks, run_case
-from swiglu_bench.tasks.tp.files import Folder
-from swiglu_bench.tasks.tp.options import TpOptions
-from swiglu_bench.tasks.tp.place import RankPlace
-from swiglu_bench.tasks.tp.plan import Plan
-from swiglu_bench.tasks.tp.ranks import GroupLost, Launched, Spawned, follow
+from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
+from swiglu_bench.tasks.tp.plan import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitPlan, fill, key
 from swiglu_bench.worker import policy
-from swiglu_bench.worker.child import DoesNotEnd
+from swiglu_bench.worker.admission import Admitting
+from swiglu_bench.worker.batches import WrongResult
+from swiglu_bench.worker.child import ContenderFailed, DoesNotEnd
+from swiglu_bench.worker.ranks import GroupLost, LocalRanks, Send
+from swiglu_bench.worker.reports import BuildReport, Malformed, MemoryReport, SampleReport
 from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.turns import contender_of
+
+FAILURES = (ContenderFailed, Malformed, BadInput)
+
+
+def default_rule(budget_s: float) -> Rule:
+    """Few rounds suffice: a call of many ranks is long."""
+    return Rule(warmup_rounds=2, min_rounds=10, max_rounds=200, min_s=0.5, budget_s=budget_s)
 
 
 def sharing(size: int, settings: Settings) -> int:
@@ -43,19 +58,226 @@ def sharing(size: int, settings: Settings) -> int:
 
 def too_large(cases: Sequence[Case], size: int, settings: Settings) -> dict[Case, str]:
     """The cases that the device's memory does not hold with so many ranks, and why."""
-    free_bytes, processes = free_memory_bytes(settings.device), sharing(size, settings)
+    free_bytes, processes = machine.free_memory_bytes(settings.device), sharing(size, settings)
     found = {case: policy.too_large(settings, case, free_bytes, processes) for case in cases}
     return {case: reason for case, reason in found.items() if reason}
 
 
-def work(plan: Plan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
+def work(plan: SplitPlan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
     """Operations of the fewest rounds on a CPU, by dtype: split, without collectives, and whole per rank."""
     found = dict.fromkeys((case.dtype for case in plan.cases), 0.0)
-    here = sum(one.name not in plan.skipped and one.unavailable("cpu") is None for one in plan.implementations)
+    here = sum(each.name not in plan.skipped and each.unavailable("cpu") is None for each in plan.implementations)
     rounds = (rule.warmup_rounds + rule.min_rounds) * here * len(plan.ways)
     for case in plan.cases:
         found[case.dtype] += sum(2 + size for size in sizes) * rounds * costs.flops(case, (*WEIGHTS[case.scope], "x"))
     return found
+
+
+# On every rank
+
+
+def take_part(send: Send, plan: SplitPlan, settings: Settings, processes: int = 0) -> None:
+    """Be a rank: measure all cases together with the others; rank 0 sends the rows. Raises GroupLost.
+
+    So many `processes` were started on this machine; 0: by torchrun.
+    """
+    court = RankCourt.join(settings, plan, processes, send)
+    send("machines", court.machines)
+    for case in plan.cases:
+        rows = run_case(court, plan, case, send)
+        send("rows", [as_data(row) for row in rows.values()])
+
+
+def as_data(row: Record) -> dict[str, Any]:
+    """A row with its samples as plain data."""
+    return {"columns": row.row(), "samples_ms": row.samples_ms, "twin_ms": row.twin_ms, "series": dict(row.series)}
+
+
+def from_data(data: dict[str, Any], about: dict[str, Any]) -> Record:
+    """The row that was plain data; `about` is run.json."""
+    row = row_of("tp", about, **data["columns"] | {"status": Status(data["columns"]["status"])})
+    row.samples_ms, row.twin_ms, row.series = tuple(data["samples_ms"]), tuple(data["twin_ms"]), data["series"]
+    return row
+
+
+def blanks(
+    plan: SplitPlan, case: Case, machines: Sequence[dict[str, object]], size: int
+) -> dict[tuple[str, bool], Record]:
+    """The rows of a case before anything was measured. `machines`: of the ranks; the first stands for all."""
+    this, hosts = machines[0], list(dict.fromkeys(str(rank["host"]) for rank in machines))
+    about = {name: this[name] for name in ("device", "driver", "cuda", "torch", "triton", "version")}
+    asked = {"run_id": plan.run_id, "command": plan.command}
+    return {
+        (name, way): row_of(
+            "tp", asked, run_id=plan.run_id, shape=case.shape.name, hidden=case.shape.hidden,
+            intermediate=case.shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, mode=case.mode.value,
+            seed=case.seed, ranks=size, sequence_parallel=way, implementation=name,
+            experts=case.shape.experts.count if case.shape.experts else None,
+            hosts=len(hosts), host=" ".join(hosts), timestamp=machine.now(), **about,
+        )
+        for name in plan.names
+        for way in plan.ways
+    }  # fmt: skip
+
+
+def run_case(court: RankCourt, plan: SplitPlan, case: Case, send: Send) -> dict[tuple[str, bool], Record]:
+    """Check and time a case on all ranks: its rows. Raises ranks.GroupLost."""
+    rows = blanks(plan, case, court.machines, court.group.size)
+    of_ranks = court.own(lambda: [court.why_not(case, *which) for which in rows])
+    for ((name, _), row), *reasons in zip(rows.items(), *of_ranks, strict=True):
+        if reason := plan.skipped.get(name) or next(filter(None, reasons), ""):
+            row.end(Status.SKIPPED, reason)
+    able = {which: row for which, row in rows.items() if row.status is Status.OK}
+    try:
+        if able:
+            _SplitCase(court, plan, case, able, send).run()
+    except FAILURES as error:  # nothing that a contender's code runs for
+        for row in able.values():
+            row.end(Status.ERROR, f"{str(error).removeprefix('NoReference: ')}.")
+    court.end()
+    return rows
+
+
+class _SplitCase:
+    """One case: `rows` are those of the contenders that may take part, by name and way of splitting."""
+
+    def __init__(
+        self, court: RankCourt, plan: SplitPlan, case: Case, rows: dict[tuple[str, bool], Record], send: Send
+    ) -> None:
+        self._court, self._plan, self._case, self._rows, self._send = court, plan, case, rows, send
+        self._known = {each.name: each for each in plan.everybody}
+        self._tell("fp64", 0.0)
+        self._drawn = court.begin(case)
+        self._admitting = Admitting(court, case, self._drawn)
+        self._gradients: dict[str, tuple[str, ...]] = {}
+        """Of the contenders whose results are judged in the rounds, by key."""
+        self._judged: dict[str, RankContender] = {}
+        self._beside: dict[str, RankContender] = {}
+
+    def run(self) -> None:
+        """Check, time, and fill the rows."""
+        for number, ((name, way), row) in enumerate(self._rows.items()):
+            self._tell(f"checking {name}{', split sequence' if way else ''}", 0.1 + 0.5 * number / len(self._rows))
+            try:
+                self._admit(name, way, row)
+            except FAILURES as error:
+                row.end(Status.ERROR, f"{error}.")
+                if name == ASYNC:  # torch's own experiment: that it does not work here is no fault of the run
+                    row.end(Status.SKIPPED, f"It does not work here: {error}.")
+        for name in dict.fromkeys(ALONE.get(name, name) for (name, _), row in self._rows.items() if _sound(row)):
+            self._tell(f"checking {name} on one GPU", 0.6)
+            reason = self._admit_alone(name)
+            for (other, _), row in self._rows.items():
+                if ALONE.get(other, other) == name:
+                    row.single_reason = reason
+        if self._judged:
+            self._time()
+
+    def _admit(self, name: str, way: bool, row: Record) -> None:
+        contender = RankContender(self._court, self._known[name], way)
+        admission = self._admitting.admit(contender)
+        if name == ASYNC:
+            contender.tell("check_fused", self._drawn.draws[0])
+        row.first_call_ms = admission.first_call_ms
+        row.note_checks(admission.checks)
+        if _sound(row):
+            row.peak_bytes = contender.ask(MemoryReport, "memory", self._drawn.draws[0]).peak_bytes
+            self._judged[contender.name], self._gradients[contender.name] = contender, admission.gradients
+
+    def _admit_alone(self, name: str) -> str:
+        """Without collectives, on this rank's part; and the whole on each GPU by itself: what is wrong with it."""
+        known = self._known[name]
+        try:
+            part, whole = RankContender(self._court, known, LOCAL), RankContender(self._court, known, SINGLE)
+            part.ask(BuildReport, "build")
+            part.ask(SampleReport, "sample", self._drawn.draws[0], 100.0)
+            self._beside[part.name] = part
+            checks = self._admitting.admit(whole).checks
+        except FAILURES as error:
+            return str(error)
+        failed = [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
+        if not failed:
+            self._beside[whole.name] = whole
+        return "; ".join(failed)
+
+    def _time(self) -> None:
+        case, ways = self._case, sorted({way for (_, way), row in self._rows.items() if _sound(row)})
+        judge = RankRoundJudge(self._court, self._results)
+        gbps: dict[bool, float | None] = {}
+        timed: list[interleaved.TimedCall] = []
+        for way in ways:
+            self._twin(way)
+            if self._court.group.size > 1:
+                timed.append(interleaved.TimedCall(key(COLLECTIVES, way), partial(self._court.take_collectives, way)))
+            self._tell("the ceiling of the collectives", 0.68)
+            gbps[way] = self._court.ceiling_gbps(way)
+        timed += [contender_of(contender, judge) for contender in self._judged.values()]
+        timed += [
+            interleaved.TimedCall(name, partial(_take_unjudged, contender, judge))
+            for name, contender in self._beside.items()
+        ]
+        rule, bases = default_rule(self._plan.budget_s), [key("eager", way) for way in ways]
+
+        def on_round(number: int) -> dict[str, Exception]:
+            self._tell(f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds))
+            return judge.judge()
+
+        baseline = next((base for base in bases if base in self._judged), None)
+        rounds = run_rounds(timed, rule, baseline=baseline, seed=case.seed, on_round=on_round, now=self._now)
+        for name, error in judge.judge_last().items():
+            rounds.timings[name].failure = rounds.timings[name].failure or error
+        changed = self._court.judge.changed_weights("any")
+        for (name, way), row in self._rows.items():
+            if _sound(row) and changed:
+                row.end(Status.ERROR, "The weights were changed while the case ran.")
+            elif _sound(row):
+                self._close(row, key(name, way), rounds)
+        for (name, way), row in self._rows.items():
+            if _sound(row):
+                fill(row, rounds, case, name, way, gbps[way])
+
+    def _close(self, row: Record, name: str, rounds: Rounds) -> None:
+        """End the row of one that failed in the rounds, or does so after them."""
+        failure = rounds.timings[name].failure
+        if isinstance(failure, WrongResult):
+            row.end(Status.INCORRECT, f"{failure} in the timed loop.")
+        elif failure:
+            row.end(Status.ERROR, f"In the timed loop: {failure}.")
+        else:
+            try:
+                failed = self._admitting.check_again(self._judged[name], self._gradients[name])
+                row.note_checks(failed, " after it was timed")
+            except FAILURES as error:
+                row.end(Status.ERROR, f"After it was timed: {error}.")
+
+    def _twin(self, way: bool) -> None:
+        """Eager once more, so that what is noise is known."""
+        eager = key("eager", way)
+        if eager in self._judged:
+            twin = RankContender(self._court, self._known["eager"], way, TWIN)
+            self._gradients[twin.name], self._judged[twin.name] = self._admitting.build(twin), twin
+
+    def _now(self) -> float:
+        """Rank 0's clock, so that all stop in the same round."""
+        return self._court.group.first(time.perf_counter())
+
+    def _tell(self, doing: str, fraction: float) -> None:
+        self._send("at", (self._case.label, doing, fraction))
+
+    def _results(self, name: str) -> Sequence[str]:
+        return self._case.mode.results(self._gradients[name])
+
+
+def _take_unjudged(contender: RankContender, judge: RankRoundJudge, number: int, lead_us: float) -> Sample:
+    """A turn on the inputs of its round, whose results nobody looks at."""
+    return contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us).sample()
+
+
+def _sound(row: Record) -> bool:
+    return row.status is Status.OK
+
+
+# Where the rows go
 
 
 class TpRun:
@@ -71,38 +293,42 @@ class TpRun:
             "groups": {},
         }  # fmt: skip
         self._stack = ExitStack()
-        self._folder: Folder | None = None
+        self._folder: Path | None = None
+        self._files: CsvFile | None = None
         self._wandb: WandbRun | None = None
         self._lost = False
         self._bar = Bar(self.console, doing="starting ranks", quiet=self.quiet)
         self._done = 0
+        self._whose = ""
+        """The implementation whose code runs now, or ran last; "" for nobody's."""
+        self._size = 0
         self._fatal: set[str] = set()
         """Implementations that ended a group at the case that is to come again."""
 
-    def open(self, options: TpOptions, total: int) -> None:
+    def open(self, options: WandbOptions, folder: Path | None, total: int) -> None:
         """Open what takes rows; `total` cases are to come, over all groups. Raises BadInput."""
-        if options.csv:
-            path = options.out or output.default_folder(self.this, "tp", self.about["run_id"])
-            self._folder = self._stack.enter_context(closing(Folder(path, self.warn)))
-            self._stack.enter_context(locks.folder(path, self.about["command"]))
-            self._folder.describe(self.about)
+        if folder:
+            run_folder.create_folder(folder)
+            self.about |= _earlier(folder)
+            self._files = self._stack.enter_context(closing(CsvFile(folder, self.warn, "tp")))
+            self._stack.enter_context(locks.folder(folder, self.about["command"]))
+            run_folder.write_run_file(folder, self.about)
+            self._folder = folder
         if options.log_wandb:
-            folder = self._folder.path if self._folder else None
             made = output.wandb_run(options, "tp", self.this.slug, self.about, folder, self.warn)
             self._wandb = self._stack.enter_context(closing(made))
         self._bar.update(self._bar.tasks[0].id, total=total)
 
-    def spawn(self, plan: Plan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
+    def spawn(self, plan: SplitPlan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
         """Let groups of processes on this machine work on the plan, one size after the other; the exit status."""
         interrupted = False
         with self._stack:
             self._stack.enter_context(self._bar)
             try:
                 for number in range(max(sizes) if settings.device.type == "cuda" else 0):
-                    one = torch.device("cuda", number)
-                    self._stack.enter_context(locks.device(one, self.about["command"], wait, self.say))
-                folder = self._folder.path if self._folder else None
-                logs = self._stack.enter_context(output.logs(folder, lambda: self._lost))
+                    gpu = torch.device("cuda", number)
+                    self._stack.enter_context(locks.device(gpu, self.about["command"], wait, self.say))
+                logs = self._stack.enter_context(output.logs(self._folder, lambda: self._lost))
                 for size in sizes:
                     self._one_size(self._fitting(plan, size, settings), size, settings, logs)
             except KeyboardInterrupt:
@@ -116,27 +342,42 @@ class TpRun:
             return INTERRUPTED
         return self._ended(plan)
 
-    def join(self, plan: Plan, settings: Settings) -> int:
-        """Be one of the ranks that torchrun started; rank 0 asks the others and takes the rows. The exit status."""
-        bench = RankBench()
+    def join(self, plan: SplitPlan, settings: Settings, rank: int, size: int) -> int:
+        """Be one of the ranks that torchrun started; rank 0 takes the rows. The exit status."""
+        self._size = size
         with self._stack:
             self._stack.enter_context(self._bar)
             self._stack.enter_context(locks.device(settings.device, self.about["command"], False, self.say))
-            bench.join(settings, plan.timeout_s, plan.everybody)
-            self._stack.callback(torch.distributed.destroy_process_group)
-            if bench.group.rank:
-                return follow(bench)
-            ranks = Launched(bench)
             try:
-                self._cases(plan, RankPlace(ranks, settings))
-                ranks.end(self.status)
+                take_part(self.hear if rank == 0 else lambda kind, value: None, plan, settings)
             except GroupLost as loss:
                 self._lost = True
-                self._give_up(plan, self._done, ranks.size, loss)
-            self._conclude(plan)
-        return self._ended(plan)
+                if rank == 0:
+                    self._give_up(plan, self._done, size, loss)
+            finally:
+                if torch.distributed.is_initialized():
+                    torch.distributed.destroy_process_group()
+            if rank == 0:
+                self._conclude(plan)
+        return self._ended(plan) if rank == 0 else self.status
 
-    def _ended(self, plan: Plan) -> int:
+    def hear(self, kind: str, value: Any) -> None:
+        """What rank 0 sends."""
+        if kind == "whose":
+            self._whose = value
+        elif kind == "at":
+            label, doing, fraction = value
+            self._bar.tell(f"{self._size} ranks, {label}: {doing}", self._done + fraction)
+        elif kind == "rows":
+            self._take([from_data(data, self.about) for data in value])
+        elif kind == "machines":
+            ranks = [{"rank": number, "host": of["host"], "device": of["device"]} for number, of in enumerate(value)]
+            hosts = {of["host"]: of for of in reversed(value)}
+            self.about["groups"][str(len(value))] = {"ranks": ranks, "hosts": hosts}
+            if self._folder:
+                run_folder.write_run_file(self._folder, self.about)
+
+    def _ended(self, plan: SplitPlan) -> int:
         """The exit status at the end: that no row that was asked for is ok is a failure, too."""
         nothing = nothing_done([row for row in self.rows if row.implementation in plan.asked], "timed")
         if nothing:
@@ -151,17 +392,14 @@ class TpRun:
         self._fatal.clear()
         self.rows += rows
         self._done += 1
-        self._tell("", "", 0.0)
+        self._bar.tell("", self._done)
         for row in rows:
-            if self._folder:
-                self._folder.write(row)
+            if self._files:
+                self._files.write(row)
             if self._wandb:
                 self._wandb.write(row)
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
                 self.say(tables.tp_line(row))
-
-    def _tell(self, where: str, doing: str, fraction: float) -> None:
-        self._bar.tell(where + doing, self._done + fraction)
 
     @property
     def status(self) -> int:
@@ -176,7 +414,7 @@ class TpRun:
         """A line that needs attention."""
         self.say(f"Warning: {text}", "yellow")
 
-    def _fitting(self, plan: Plan, size: int, settings: Settings) -> Plan:
+    def _fitting(self, plan: SplitPlan, size: int, settings: Settings) -> SplitPlan:
         """The plan without the cases that the machine's memory does not hold with so many ranks; these get rows."""
         large = too_large(plan.cases, size, settings)
         for case, reason in large.items():
@@ -187,44 +425,31 @@ class TpRun:
             self._take(rows)
         return dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in large))
 
-    def _one_size(self, plan: Plan, size: int, settings: Settings, logs: Path) -> None:
+    def _one_size(self, plan: SplitPlan, size: int, settings: Settings, logs: Path) -> None:
         """All cases with so many ranks; a group that is lost is replaced by one without the implementation that ran."""
+        self._size = size
         while plan.cases:
-            name, done = "", self._done
-            with ExitStack() as group:
-                try:
-                    ranks = Spawned(size, settings, plan.everybody, plan.timeout_s, logs)
-                    group.callback(ranks.end)
-                    place = RankPlace(ranks, settings)
-                    try:
-                        self._cases(plan, place)
-                    finally:
-                        name = place.whose
-                    return
-                except GroupLost as loss:
-                    self._lost, lost = True, loss
+            self._whose, done = "", self._done
+            ranks = LocalRanks(size, take_part, (plan, settings, size), plan.timeout_s, logs)
+            try:
+                for kind, value in ranks.messages():
+                    self.hear(kind, value)
+                return
+            except GroupLost as error:
+                self._lost, loss = True, error
+            finally:
+                ranks.end()
+            name = self._whose
             if not name:
-                self._give_up(plan, self._done - done, size, lost)
+                self._give_up(plan, self._done - done, size, loss)
                 return
             plan = dataclasses.replace(plan, cases=plan.cases[self._done - done :])
-            reason = f"It ended the group of {size} ranks at {plan.cases[0].label}: {lost}."
+            reason = f"It ended the group of {size} ranks at {plan.cases[0].label}: {loss}."
             self.warn(f"{name}: {reason} The others continue without it.")
             self._fatal.add(name)
             plan = dataclasses.replace(plan, skipped=plan.skipped | {name: reason})
 
-    def _cases(self, plan: Plan, place: RankPlace) -> None:
-        """All cases, one after the other. Raises GroupLost."""
-        size, machines = place.ranks.size, place.machines
-        ranks = [{"rank": rank, "host": one["host"], "device": one["device"]} for rank, one in enumerate(machines)]
-        self.about["groups"][str(size)] = {"ranks": ranks, "hosts": {one["host"]: one for one in reversed(machines)}}
-        if self._folder:
-            self._folder.describe(self.about)
-        for case in plan.cases:
-            rows = blanks(plan, case, machines, size)
-            run_case(place, plan, case, rows, partial(self._tell, f"{size} ranks, {case.label}: "))
-            self._take(list(rows.values()))
-
-    def _give_up(self, plan: Plan, done: int, size: int, loss: GroupLost) -> None:
+    def _give_up(self, plan: SplitPlan, done: int, size: int, loss: GroupLost) -> None:
         """No further group would fare better, or there can be none: the cases that are not done."""
         for case in plan.cases[done:]:
             rows = list(blanks(plan, case, [self.this.as_dict()], size).values())
@@ -232,14 +457,31 @@ class TpRun:
                 row.end(Status.ERROR, f"The group of {size} ended: {loss}.")
             self._take(rows)
 
-    def _conclude(self, plan: Plan) -> None:
+    def _conclude(self, plan: SplitPlan) -> None:
         self._bar.stop()
         if not self.quiet:
             for table in tables.tp_tables(self.rows):
                 self.console.print(table, highlight=False)
-        if self._folder:
-            if len({row["ranks"] for row in self._folder.rows()}) > 1:
-                self.say(documents.save_scaling(self._folder.path, plan.names))
-            self.say(f"Rows, samples and machines: {self._folder.path}")
+        if self._folder and self._files:
+            if len({row["ranks"] for row in self._files.rows()}) > 1:
+                self.say(documents.save_scaling(self._folder, plan.names))
+            self.say(f"Rows, samples and machines: {self._folder}")
         if self._wandb and self._wandb.url_or_path:
             self.say(f"W&B: {self._wandb.place}")
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """Of run.json in a folder to which this run is added: the runs before it, whose groups make one scaling figure.
+
+    Raises BadInput for a folder that holds something else.
+    """
+    file = folder / run_folder.RUN
+    if not file.exists():
+        return {}
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        run = None
+    if not (folder / run_folder.SPLIT).exists() or not isinstance(run, dict):
+        raise BadInput(f"--out: {folder} holds a run of another command; give another folder.")
+    return {"earlier": [*run.pop("earlier", []), run]}

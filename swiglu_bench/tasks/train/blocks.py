@@ -1,4 +1,4 @@
-"""An implementation of the registry as a module that trains, in place of a model's SwiGLU block.
+"""A network with an implementation of the registry in place of its SwiGLU blocks, and its training from one seed.
 
 Weights are fp32. In a 16-bit dtype an implementation is built on copies that are made anew before each forward, as
 autocast casts what a product reads; their gradients are passed on to the fp32 weights. Each implementation is thus
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,8 +25,10 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.measure.clock import DeviceLost, answers
-from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.training import TrainedSeed
+from swiglu_bench.rows.record import Record, Status, row_of
+from swiglu_bench.rows.samples import OF_STEPS
+from swiglu_bench.tasks.train.data import Batch
+from swiglu_bench.tasks.train.model import Experiment, sites
 
 PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 
@@ -37,19 +41,20 @@ class Trainee:
     row: Record
     permuted: bool = False
     """Whether the intermediate features of its blocks are in another order."""
-    losses: dict[int, list[float]] = field(default_factory=dict)
-    """By seed, for the seeds from which it was trained to the end."""
-    seeds: dict[int, TrainedSeed] = field(default_factory=dict)
+    timed: bool = True
+    """Whether its step is timed."""
+    seeds: dict[int, Record] = field(default_factory=dict)
+    """The row of each seed from which it was trained to the end."""
 
     @property
     def name(self) -> str:
         """As in the tables."""
         return self.row.implementation
 
-    def add(self, seed: TrainedSeed, losses: list[float]) -> None:
-        """Keep what was trained to the end from one seed."""
-        self.seeds[seed.seed], self.losses[seed.seed] = seed, losses
-        self.row.parameters = seed.parameters
+    @property
+    def losses(self) -> dict[int, Sequence[float]]:
+        """Of every step, by seed."""
+        return {seed: row.series["loss"] for seed, row in self.seeds.items()}
 
     @contextlib.contextmanager
     def may_fail(self, device: torch.device, doing: str) -> Iterator[None]:
@@ -62,15 +67,19 @@ class Trainee:
             self.row.status, self.row.reason = Status.ERROR, f"{doing}: {one_line(error)}."
 
 
-def why_not(one: Implementation, case: Case, device_type: str, interpreter: bool, capability: str) -> str | None:
+def why_not(
+    implementation: Implementation, case: Case, device_type: str, interpreter: bool, capability: str
+) -> str | None:
     """Why it cannot be trained here in blocks of the case, in one sentence; None if it can."""
-    if not one.scopes & {Scope.MLP, Scope.GLU}:
+    if not implementation.scopes & {Scope.MLP, Scope.GLU}:
         return "It computes the activation alone; a block needs the scope mlp or glu."
-    if one.trains == "nothing":
+    if implementation.trains == "nothing":
         return "It has no backward."
-    if one.backend == "triton" and device_type == "cpu" and not one.gpus and not interpreter:
+    if implementation.backend == "triton" and device_type == "cpu" and not implementation.gpus and not interpreter:
         return "Its Triton kernels need a GPU; --interpret runs them on a CPU, about a thousand times slower."
-    return one.refuses(_scoped(one, case)) or one.unavailable(device_type, interpreter, capability)
+    return implementation.refuses(_scoped(implementation, case)) or implementation.unavailable(
+        device_type, interpreter, capability
+    )
 
 
 class _Core(nn.Module):
@@ -128,10 +137,12 @@ class Block(nn.Module):
         if missing:
             raise RuntimeError(f"it yields no gradient for {', '.join(missing)}")
 
-    def _build(self, one: Implementation, case: Case, weights: Mapping[str, Tensor]) -> tuple[Step, dict[str, Tensor]]:
+    def _build(
+        self, implementation: Implementation, case: Case, weights: Mapping[str, Tensor]
+    ) -> tuple[Step, dict[str, Tensor]]:
         """The Step built on leaves of the case's dtype, and the leaves that it uses: its own or these."""
         leaves = {name: self._leaf(weights[name], torch_dtype(case)) for name in WEIGHTS[case.scope]}
-        step = one.build(Problem(case, weights["w_gate"].device, leaves))
+        step = implementation.build(Problem(case, weights["w_gate"].device, leaves))
         return step, dict(leaves if step.parameters is None else step.parameters)
 
     def _leaf(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -156,3 +167,87 @@ def _pass_gradient(master: nn.Parameter, leaf: Tensor) -> None:
     gradient = leaf.grad.to(master.dtype)
     master.grad = gradient if master.grad is None else master.grad + gradient
     leaf.grad = None
+
+
+class FittedModel:
+    """A network, a trainee's blocks for it, and the optimiser of everything that is trained with these blocks.
+
+    Several may share one network and take turns in it: each is made before the first is installed.
+    """
+
+    def __init__(self, experiment: Experiment, trainee: Trainee, network: nn.Module) -> None:
+        self.experiment, self.trainee, self.network = experiment, trainee, network
+        self._sites = sites(network)
+        self.blocks = [
+            Block(
+                trainee, experiment.case, {name: getattr(site.mlp, part).weight for name, part in PROJECTIONS.items()}
+            )
+            for site in self._sites
+        ]
+        replaced = {id(parameter) for site in self._sites for parameter in site.get_submodule("mlp").parameters()}
+        around = [parameter for parameter in network.parameters() if id(parameter) not in replaced]
+        trained = [master for block in self.blocks if block.trains_weights for master in block.masters.values()]
+        self.parameters = around + trained
+        """Those that are trained: around the blocks, and the blocks' own."""
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=0.0, fused=experiment.device.type == "cuda")
+
+    def install(self) -> None:
+        """Put the blocks into the network."""
+        for site, block in zip(self._sites, self.blocks, strict=True):
+            site.mlp = block
+
+    def learn(self, batch: Batch) -> Tensor:
+        """Forward and backward: the loss; the gradients are then in the parameters."""
+        loss, _ = self.experiment.loss(self.network, batch)
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        """The optimiser's part of a step."""
+        if limit := self.experiment.workload.max_gradient_norm:
+            nn.utils.clip_grad_norm_(self.parameters, limit)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class SeedTraining(FittedModel):
+    """A trainee trained from one seed; its row has a loss, a learning rate and a time for each step so far."""
+
+    def __init__(self, experiment: Experiment, trainee: Trainee, seed: int) -> None:
+        torch.manual_seed(seed)  # on every device: the same weights for all trainees
+        super().__init__(experiment, trainee, experiment.make())
+        self._series: dict[str, list[float]] = {name: [] for name in OF_STEPS}
+        self.row = row_of("seeds", {}, implementation=trainee.name, seed=seed, steps=experiment.steps)
+        self.row.parameters = sum(parameter.numel() for parameter in self.parameters)
+        self.row.series = self._series
+        self.install()
+
+    def advance(self) -> float:
+        """Train one step; its loss."""
+        began, step = time.perf_counter(), len(self._series["loss"])
+        rate = self.experiment.learning_rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self.learn(self.experiment.data.batch(self.row.seed, step))
+        if step == 0:
+            for block in self.blocks:
+                block.check_gradients()
+        self.update()
+        value = loss.item()
+        for name, figure in zip(OF_STEPS, (value, rate, (time.perf_counter() - began) * 1e3), strict=True):
+            self._series[name].append(figure)
+        return value
+
+    @torch.no_grad()
+    def judge(self) -> tuple[float, float]:
+        """Loss and metric over the held-out data."""
+        total = right = count = 0.0
+        classifies = self.experiment.workload.metric == "accuracy"
+        for batch, rows in self.experiment.data.held_out():
+            loss, logits = self.experiment.loss(self.network, batch, rows)
+            if classifies:
+                right += (logits.argmax(-1) == batch[1][:rows]).sum().item()
+            total += loss.item() * rows
+            count += rows
+        mean = total / count
+        return mean, right / count if classifies else math.exp(min(mean, 700.0))

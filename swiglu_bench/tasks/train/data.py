@@ -1,13 +1,11 @@
-"""Batches as a pure function of seed and step, so that every implementation and every resumed run sees the same."""
+"""Data sets, whose batches are a pure function of seed and step: every implementation sees the same."""
 
 from __future__ import annotations
 
 import functools
 import gzip
-import math
 import os
 import platform
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,7 +62,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Text:
+class Pieces:
     """Bytes as tokens; a batch is pieces of [sequence] from random places, which are both inputs and targets."""
 
     about: str
@@ -124,7 +122,7 @@ def mnist(folder: Path | None, size: int, device: torch.device) -> Images:
     return Images(about, train, test, size)
 
 
-def text(file: Path | None, sequence: int, size: int, device: torch.device) -> Text:
+def text(file: Path | None, sequence: int, size: int, device: torch.device) -> Pieces:
     """A file's bytes, or the sources of Python's standard library. Raises BadInput where there are too few."""
     if file is None:
         about = f"the sources of Python {platform.python_version()}'s standard library"
@@ -140,29 +138,28 @@ def text(file: Path | None, sequence: int, size: int, device: torch.device) -> T
         raise BadInput(f"--data: {about} has {len(content)} bytes; at least {least} are needed. Give a longer file.")
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
     train, test = tokens.tensor_split([len(tokens) * 9 // 10])
-    return Text(f"{about}, {len(tokens):,} bytes, the last tenth held out", train, test, sequence, size)
+    return Pieces(f"{about}, {len(tokens):,} bytes, the last tenth held out", train, test, sequence, size)
 
 
 def _read_idx(folder: Path, name: str) -> np.ndarray:
     """One IDX file: two zero bytes, the type 8 (bytes), the number of dimensions, big-endian sizes, the bytes."""
     plain = folder / "MNIST" / "raw" / name
-    path = next((one for one in (plain, plain.with_name(f"{name}.gz")) if one.is_file()), None)
+    path = next((file for file in (plain, plain.with_name(f"{name}.gz")) if file.is_file()), None)
     if path is None:
         raise BadInput(f"--data: {plain} is not there, nor {name}.gz; expected {_expected(folder)}.")
-    wanted = 3 if "images" in name else 1
+    dimensions = 3 if "images" in name else 1
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
-        kind, *sizes = struct.unpack_from(f">{1 + wanted}I", content)
-        data = np.frombuffer(content, np.uint8, offset=4 * (1 + wanted))
-        if kind != 0x800 + wanted or data.size != math.prod(sizes):
-            raise ValueError(f"it does not hold bytes in {wanted} dimension{'s' * (wanted > 1)}")
+        kind, *sizes = np.frombuffer(content, ">u4", 1 + dimensions).tolist()
+        if kind != 0x800 + dimensions:
+            raise ValueError(f"it does not hold bytes in {dimensions} dimension{'s' * (dimensions > 1)}")
+        return np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions)).reshape(sizes).copy()
     except OSError as error:
         raise BadInput(f"--data: {path} cannot be read: {error.strerror or error}.") from None
-    except (EOFError, ValueError, struct.error, zlib.error) as error:
+    except (EOFError, ValueError, zlib.error) as error:
         raise BadInput(f"--data: {path} is not a complete IDX file: {error}; expected {_expected(folder)}.") from None
-    return data.reshape(sizes).copy()
 
 
 def _expected(folder: Path) -> str:

@@ -1,33 +1,121 @@
-"""The models, and the places in them where a SwiGLU block stands."""
+"""What is trained: a model's sizes from configs/train/*.yaml, the network, and the places of its SwiGLU blocks."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
+import pydantic
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from swiglu_bench.cases import costs
+from swiglu_bench.cases import costs, files
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
-from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.shapes import configs_folder
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.contenders.pytorch import eager
 from swiglu_bench.tasks.train import data as datasets
-from swiglu_bench.tasks.train.data import Batch, Images, Text
-from swiglu_bench.tasks.train.options import TrainOptions
-from swiglu_bench.tasks.train.workload import VOCABULARY, Llama, Workload
+from swiglu_bench.tasks.train.data import Batch, Images, Pieces
 from swiglu_bench.worker.policy import CONTEXT_BYTES
+
+TASKS = ("digits", "mnist", "llama")
+VOCABULARY = 256
+"""Tokens are bytes."""
+
+Size = Annotated[int, Field(gt=0, le=2**24)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Model(pydantic.BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    hidden: Size
+    intermediate: Size
+    batch: Size
+    learning_rate: Share
+    warm_up: Share = 0.1
+    """Share of the steps in which the learning rate rises to its full size; it then stays."""
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = None
+    """Gradients are scaled down to this norm; None: they are not."""
+    source: Annotated[str, Field(min_length=1)]
+
+
+class Classifier(_Model):
+    """flatten -> linear -> SwiGLU block with a residual -> linear."""
+
+    metric: ClassVar = "accuracy"
+    unit: ClassVar = "samples"
+    task: Literal["digits", "mnist"]
+    epochs: Size
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the block's input in each call."""
+        return self.batch
+
+
+class Llama(_Model):
+    """A decoder of transformers' LlamaForCausalLM over bytes, with random weights."""
+
+    metric: ClassVar = "perplexity"
+    unit: ClassVar = "tokens"
+    task: Literal["llama"]
+    layers: Size
+    heads: Size
+    kv_heads: Size
+    sequence: Annotated[int, Field(ge=2, le=2**24)]
+    steps: Size
+
+    @property
+    def tokens(self) -> int:
+        """Rows of a block's input in each call."""
+        return self.batch * self.sequence
+
+    @pydantic.model_validator(mode="after")
+    def _heads_fit(self) -> Llama:
+        if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
+            raise ValueError("hidden has to be an even multiple of heads, and heads a multiple of kv_heads")
+        return self
+
+
+ModelSizes = Classifier | Llama
+
+
+def default_model(task: str, on_gpu: bool) -> str:
+    """The name of the model that a task trains by default."""
+    return task if task != "llama" else "llama-1b" if on_gpu else "llama-tiny"
+
+
+def load_sizes(task: str, model: str) -> ModelSizes:
+    """The sizes of a task's model, by a name of configs/train or a YAML path. Raises BadInput for anything else."""
+    if task not in TASKS:
+        raise BadInput(f"--task: {task!r} is not a task; {did_you_mean(task, TASKS)}")
+    path, known = Path(model), {path.stem: path for path in sorted((configs_folder() / "train").glob("*.yaml"))}
+    if not (model.endswith((".yaml", ".yml")) or "/" in model):
+        if model not in known:
+            raise BadInput(f"--model: there is no model {model!r}; {did_you_mean(model, list(known))}")
+        path = known[model]
+
+    def kind(data: dict[str, Any]) -> type[Classifier | Llama]:
+        return Llama if data.get("task") == "llama" else Classifier
+
+    found: ModelSizes = files.read_yaml(path, kind, "task, hidden, intermediate and source").content
+    if found.task != task:
+        raise BadInput(f"--model: {path} is for the task {found.task}; give --task {found.task}, or another model.")
+    return found
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A model with its data, ready to be trained from any seed."""
 
-    workload: Workload
-    data: Images | Text
+    workload: ModelSizes
+    data: Images | Pieces
     make: Callable[..., nn.Module]
     """A new network on the device, or on the one given, in fp32, with random weights from torch's current seed."""
     steps: int
@@ -106,25 +194,26 @@ def sites(network: nn.Module) -> list[nn.Module]:
 
 
 def prepare(
-    w: Workload, options: TrainOptions, device: torch.device, dtype: Dtype, precision: Precision = Precision.UNQUANTISED
-) -> Experiment:
+    w: ModelSizes, device: torch.device, dtype: Dtype, precision: Precision = Precision.UNQUANTISED, *,
+    data: Path | None = None, epochs: int | None = None, steps: int | None = None,
+) -> Experiment:  # fmt: skip
     """Read the data and decide how the model is made. Raises BadInput for missing data or a missing package."""
     if isinstance(w, Llama):
-        if options.epochs is not None:
+        if epochs is not None:
             raise BadInput("--epochs is for images; give the task llama --steps.")
-        text = datasets.text(options.data, w.sequence, w.batch, device)
-        return Experiment(w, text, _llama(w, device), options.steps or w.steps, device, dtype, precision)
-    if w.task == "digits" and options.data is not None:
+        text = datasets.text(data, w.sequence, w.batch, device)
+        return Experiment(w, text, _llama(w, device), steps or w.steps, device, dtype, precision)
+    if w.task == "digits" and data is not None:
         raise BadInput("--data is for mnist and llama; the task digits brings its own.")
-    images = datasets.digits(w.batch, device) if w.task == "digits" else datasets.mnist(options.data, w.batch, device)
+    images = datasets.digits(w.batch, device) if w.task == "digits" else datasets.mnist(data, w.batch, device)
     pixels = images.train[0].shape[1]
 
     def make(where: torch.device = device) -> nn.Module:
         with where:
             return Network(pixels, w.hidden, w.intermediate)
 
-    steps = options.steps or (options.epochs or w.epochs) * images.steps_per_epoch
-    return Experiment(w, images, make, steps, device, dtype, precision)
+    count = steps or (epochs or w.epochs) * images.steps_per_epoch
+    return Experiment(w, images, make, count, device, dtype, precision)
 
 
 def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:

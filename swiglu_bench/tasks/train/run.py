@@ -1,247 +1,292 @@
-"""One call of `swiglu-bench train`: its folder, locks, W&B run and screen around the session, and its exit status."""
+"""A training run: every trainee from every seed, then their step times side by side, then the verdicts.
+
+16-bit training is chaotic: the smallest difference in rounding grows until curves part, which says nothing about which
+implementation learns better. What is compared is the mean loss over the last fifth of the steps, with eager's from the
+same seed, and it is judged by two things that make no model worse: another summation order, and other seeds.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
-from pathlib import Path
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from swiglu_bench.cases import registry
-from swiglu_bench.cases.cases import Dtype, Precision, Scope, parse_dtypes, parse_precisions
-from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.machine import locks, machine
-from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
-from swiglu_bench.rows.training import PERMUTED, TrainingStep, as_of_all_runs
-from swiglu_bench.show.console import Bar
-from swiglu_bench.show.documents import NoPicture, save
-from swiglu_bench.show.table import nothing_done
-from swiglu_bench.show.tables import training_tables
-from swiglu_bench.show.wandb_run import WandbRun
-from swiglu_bench.sweep import output, request
-from swiglu_bench.sweep.affordable import check_work
-from swiglu_bench.tasks.train import model, workload
-from swiglu_bench.tasks.train.blocks import Trainee, why_not
-from swiglu_bench.tasks.train.files import TrainingFolder
-from swiglu_bench.tasks.train.options import TrainOptions
-from swiglu_bench.tasks.train.session import TrainingSession
-from swiglu_bench.tasks.train.step_costs import read_ratios
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, LatencyClock, answers
+from swiglu_bench.measure.resources import measure_memory
+from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
+from swiglu_bench.measure.statistics import Interval, mean_half_width, percentile, verdict
+from swiglu_bench.rows.record import BASELINE, Record, Status
+from swiglu_bench.rows.training import PERMUTED, Curve
+from swiglu_bench.tasks.train.blocks import FittedModel, SeedTraining, Trainee
+from swiglu_bench.tasks.train.model import Experiment
 
-DEFAULT = ("eager", "compile", "unsloth", "fused-auto", "fused-mlp-auto")
-"""The implementations trained by default, besides those that need a package of others."""
+TURN_S = 0.1
+"""A turn is as many steps as take about this long, so that its start and its last wait weigh little."""
+TURN_STEPS = (2, 64)
+WATCHED_STEPS, WARM_STEPS = 5, 5
+"""Steps to see where the time goes. Warm ones come first: a rested device is faster than one at its power limit."""
+TWIN = "eager, again"
+WINDOW = 0.2
+"""Share of the steps, the last ones, over which losses are averaged."""
+ROUNDING = 3.0
+"""A difference of up to this many times the effect of another summation order still counts as rounding."""
+UNTRAINED = "It had not been trained to the end from any seed when this ended."
+"""Why a trainee that did not fail has no figures."""
+Listen = Callable[[Record | str], None]
+"""Gets the row of a seed after each step, and a text about everything else that begins."""
+Finals = Mapping[int, float]
 
 
-class TrainingRun:
-    """Who takes part, what is printed and written, and the exit status. Raises BadInput before any work starts."""
+def train(
+    experiment: Experiment, trainees: Sequence[Trainee], seeds: Sequence[int], rule: Rule, listen: Listen
+) -> Iterator[Record]:
+    """Do everything and enter it into the trainees' rows; yields a row for each seed that was trained to the end.
 
-    def __init__(self, options: TrainOptions, device: torch.device, console: Console) -> None:
-        self.options, self.console = options, console
-        name = options.model or workload.default_model(options.task, device.type == "cuda")
-        sizes, chosen = workload.load(options.task, name), chosen_implementations(options)
-        precision = _precision(options)
-        dtype = _dtype("bf16" if precision else options.dtype, device.type)
-        experiment = self.experiment = model.prepare(sizes, options, device, dtype, precision)
-        self.step_ratios = read_ratios(options.step_run, experiment.case) if options.step_run else None
-        self.machine, started = machine.describe(device), machine.now()
-        settings = {
-            "task": options.task, "workload": sizes.model_dump(), "data": experiment.data.about,
-            "steps": experiment.steps, "dtype": experiment.dtype.value, "precision": experiment.precision.value,
-            "seed": options.seed, "seeds": options.seeds,
-            "interpret": options.interpret, "budget_s": options.budget_s, "step_run": options.step_run,
-            "checkpoint_every": options.checkpoint_every,
-        }  # fmt: skip
-        self.about: dict[str, Any] = {
-            "command": request.command_line(), "run_id": machine.run_id(started), "settings": settings,
-            "machine": self.machine.as_dict(),
-        }  # fmt: skip
-        where = (experiment.case, device.type, options.interpret, self.machine.compute_capability)
-        self.trainees: list[Trainee] = []
-        self._asked = request.asked(options.impl, chosen)
-        self.rows: list[Record] = []
-        for title, one in [(BASELINE, chosen[0]), (PERMUTED, chosen[0]), *((one.name, one) for one in chosen[1:])]:
-            row = row_of(
-                "training", self.about, run_id=self.about["run_id"], task=options.task, model=name,
-                implementation=title, trains=one.trains, device=self.machine.device,
-                torch=self.machine.torch, triton=self.machine.triton, version=self.machine.version, timestamp=started,
-                precision=one.precision_of(experiment.case).value,
-            )  # fmt: skip
-            self.rows.append(row)
-            if reason := why_not(one, *where):
-                row.status, row.reason = Status.SKIPPED, reason
-            else:
-                row.steps, row.metric, row.unit = experiment.steps, sizes.metric, sizes.unit
-                self.trainees.append(Trainee(one, row, permuted=title == PERMUTED))
+    `trainees` begin with eager and have its permuted twin among them. What was found until an interruption is judged.
+    Raises DeviceLost where one breaks the device.
+    """
+    device = experiment.device
+    try:
+        for seed in seeds:
+            for trainee in trainees:
+                if trainee.row.status is Status.OK:
+                    with trainee.may_fail(device, f"Seed {seed}"):
+                        trainee.seeds[seed] = _train_seed(experiment, trainee, seed, listen)
+                if seed in trainee.seeds:
+                    yield trainee.seeds[seed]
+                _free(device)
+        timed = [trainee for trainee in trainees if trainee.timed and trainee.row.status is Status.OK]
+        if timed and timed[0].name == BASELINE:
+            time_steps(experiment, timed, rule, seeds[0], listen)
+    finally:
+        judge(trainees)
 
-    def plan(self, free_bytes: int) -> dict[str, Any]:
-        """What would be trained, and whether the device's memory holds it."""
-        case, needed_bytes = self.experiment.case, int(self.experiment.needed_bytes(len(self.trainees)))
-        return {
-            "task": self.options.task, "model": self.rows[0].model, "hidden": case.shape.hidden,
-            "intermediate": case.shape.intermediate, "dtype": case.dtype.value, "tokens": case.tokens,
-            "steps": self.experiment.steps, "seeds": self.options.seeds, "needed_bytes": needed_bytes,
-            "fits": needed_bytes <= free_bytes,
-        }  # fmt: skip
 
-    def check_affordable(self) -> None:
-        """Raise BadInput for a model that the device's memory does not hold, or that would train for too long here."""
-        experiment, free_bytes = self.experiment, machine.free_memory_bytes(self.experiment.device)
-        plan = self.plan(free_bytes)
-        if not plan["fits"]:
-            raise BadInput(
-                f"--model: {plan['model']} needs about {plan['needed_bytes'] / 2**30:.1f} GiB and the device has "
-                f"{free_bytes / 2**30:.1f} GiB free; give a smaller model, or fewer implementations."
-            )
-        trainings = len(self.trainees) * self.options.seeds
-        flops = 6 * experiment.parameters * experiment.case.tokens * experiment.steps * trainings
-        if self.options.budget is None:
-            check_work(self.machine, experiment.device, {experiment.dtype: flops}, "--model", "--steps")
+def _train_seed(experiment: Experiment, trainee: Trainee, seed: int, listen: Listen) -> Record:
+    began = time.monotonic()
+    listen(f"{trainee.name}, seed {seed}")
+    training = SeedTraining(experiment, trainee, seed)
+    trainee.row.parameters = training.row.parameters
+    for _ in range(experiment.steps):
+        training.advance()
+        listen(training.row)
+    training.row.held_out_loss, training.row.metric_mean = training.judge()
+    training.row.seconds = time.monotonic() - began
+    return training.row
 
-    def perform(self) -> int:
-        """Train and time everything, then print and write the tables; the exit status."""
-        self.check_affordable()
-        options, experiment, status = self.options, self.experiment, 0
-        with ExitStack() as stack:
-            folder = self._open_folder(stack) if options.csv else None
-            wandb = None
-            if options.log_wandb:
-                place = folder.path if folder else None
-                made = output.wandb_run(options, "train", self.machine.slug, self.about, place, self._warn)
-                wandb = stack.enter_context(closing(made))
-            stack.enter_context(locks.device(experiment.device, self.about["command"], options.wait, self._say))
-            self._say(
-                f"{options.task} on {self.machine.device}: {experiment.data.about}; blocks "
-                f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
-                f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}."
-            )
-            session = TrainingSession(experiment, self.trainees, options, self.step_ratios, folder)
-            left = sum((trainee.name, seed) not in session.finished for trainee, seed in session.wanted)
-            if done := len(session.wanted) - left:
-                self._say(f"{done} of {done + left} trainings are finished in {options.out} and are kept.")
-            try:
-                with TrainingProgress(self.console, experiment.steps, left, wandb) as progress:
-                    session.run(progress.listen)
-            except KeyboardInterrupt:
-                status = request.INTERRUPTED
-            except DeviceLost as error:
-                status = 1
-                self._warn(f"The GPU is lost to this process ({error}); what had ended by then is kept.")
-            self._show(folder, wandb)
-        if status == request.INTERRUPTED:
-            self._say("Interrupted: finished work was kept; continue with --resume.", style="yellow")
-            return status
-        nothing = nothing_done([row for row in self.rows if row.implementation in self._asked], "trained")
-        if nothing:
-            self._warn(nothing)
-        return status or int(bool(nothing) or any(row.failed for row in self.rows))
 
-    def _show(self, folder: TrainingFolder | None, wandb: WandbRun | None) -> None:
-        """Print the tables, and write what was found."""
-        for table in training_tables(self.rows):
-            self.console.print(table, highlight=False)
-        if folder:
-            folder.summarise(self.rows)
-            self._say(self.draw(folder.path))
-            self._say(f"Losses, summary and machine: {folder.path}")
-        if wandb:
-            for row in self.rows:
-                wandb.write(as_of_all_runs(row))
-            if wandb.url_or_path:
-                self._say(f"W&B: {wandb.place}")
+def _free(device: torch.device) -> None:
+    """The next model needs the GPU memory of the last."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
-    def draw(self, folder: Path) -> str:
-        """Write curves.png and curves.svg; what was written, or why nothing was, in one sentence."""
-        losses = {one.name: one.losses for one in self.trainees if one.losses}
-        known = [row.implementation for row in self.rows if row.implementation != PERMUTED]
-        frozen = [row.implementation for row in self.rows if row.frozen]
 
-        def make() -> Any:
-            from swiglu_bench.show.charts import curves
-            from swiglu_bench.show.drawing import Style, slots
+# What a step costs
 
-            if not losses:
-                raise NoPicture("nothing was trained to the end")
-            title = f"{self.options.task}: loss over steps"
-            return curves(losses, list(losses), title, Style(slots(losses, known)), frozen)
 
+def time_steps(experiment: Experiment, trainees: Sequence[Trainee], rule: Rule, seed: int, tell: Listen) -> None:
+    """Enter into their rows what a step costs, or why one failed. Raises DeviceLost where one breaks the device.
+
+    The learning rate is zero, which does not change a step's cost and leaves all weights as they are.
+    """
+    device, doing = experiment.device, "While it was timed"
+    # From an idle device through a turn to an idle device: a step queues more than a GPU's queue holds.
+    clock = LatencyClock(CudaClock(device, cold_l2=False)) if device.type == "cuda" else CpuClock()
+    torch.manual_seed(seed)
+    network, models, optimizers = experiment.make(), dict[str, FittedModel](), dict[tuple[int, ...], Any]()
+    for trainee in trainees:
+        with trainee.may_fail(device, doing):
+            model = models[trainee.name] = FittedModel(experiment, trainee, network)
+            key = tuple(map(id, model.parameters))  # the same parameters need only one optimiser's state
+            model.optimizer = optimizers.setdefault(key, model.optimizer)
+    for name, model in models.items():
+        tell(f"warming up {name}")
+        with model.trainee.may_fail(device, doing):
+            _two_steps(model, seed, clock)
+    models = {name: model for name, model in models.items() if model.trainee.row.status is Status.OK}
+    if BASELINE not in models:
+        return
+    rounds, steps = _rounds(models, clock, rule, seed, tell)
+    twin = rounds.ratio(TWIN, BASELINE)
+    for name, model in models.items():
+        tell(f"where the time goes: {name}")
+        with model.trainee.may_fail(device, doing):
+            if failure := rounds.timings[name].failure:
+                raise failure
+            if twin is None:
+                raise RuntimeError("eager could not be timed")
+            _enter(model, seed, rounds, steps, twin)
+    _free(device)
+
+
+def _two_steps(model: FittedModel, seed: int, clock: Clock) -> float:
+    """Seconds of a step. The first time they compile, tune, and let the optimiser make its state."""
+    model.install()
+    clock.synchronize()
+    began = time.perf_counter()
+    for number in range(2):
+        model.learn(model.experiment.data.batch(seed, number))
+        model.update()
+    clock.synchronize()
+    return (time.perf_counter() - began) / 2
+
+
+def _rounds(models: dict[str, FittedModel], clock: Clock, rule: Rule, seed: int, tell: Listen) -> tuple[Rounds, int]:
+    """The rounds, and how many steps there are in a turn."""
+    least, most = TURN_STEPS
+    steps = max(least, min(most, math.ceil(TURN_S / _two_steps(models[BASELINE], seed, clock))))
+
+    def prepare(model: FittedModel, number: int) -> Callable[[], None]:
+        model.install()
+        batches = [model.experiment.data.batch(seed, number * steps + step) for step in range(steps)]
+
+        def turn() -> None:
+            for batch in batches:
+                model.learn(batch)
+                model.update()
+
+        return turn
+
+    contenders = [on_clock(name, clock, partial(prepare, model)) for name, model in models.items()]
+    contenders.append(on_clock(TWIN, clock, partial(prepare, models[BASELINE])))
+    rounds = run_rounds(
+        contenders, rule, baseline=BASELINE, seed=seed, on_round=lambda number: tell(f"timing, round {number}"),
+        device_works=partial(answers, models[BASELINE].experiment.device),
+    )  # fmt: skip
+    return rounds, steps
+
+
+def _enter(model: FittedModel, seed: int, rounds: Rounds, steps: int, twin: Interval) -> None:
+    """Measure where the time and the memory of its step go, and enter that and its times into its row."""
+    experiment, row = model.experiment, model.trainee.row
+    model.install()
+    watched_ms, forward_ms, backward_ms, optimizer_ms = _measure_parts(model, seed)
+    batch = experiment.data.batch(seed, 0)
+    try:
+        memory = measure_memory(
+            experiment.device, lambda: experiment.loss(model.network, batch)[0], lambda loss: loss.backward()
+        )
+    finally:
+        model.optimizer.zero_grad(set_to_none=True)
+    times_ms = rounds.timings[row.implementation].ms
+    row.step_ms = percentile(times_ms, 50) / steps
+    row.rate = experiment.workload.tokens / row.step_ms * 1e3
+    row.verdict, row.rounds, row.stopped_by = "baseline", len(times_ms), rounds.stopped_by
+    ratio = rounds.ratio(row.implementation, BASELINE) if row.implementation != BASELINE else None
+    if ratio:
+        row.ratio, row.ratio_low, row.ratio_high = ratio.median, ratio.low, ratio.high
+        row.verdict = verdict(ratio, twin.noise).value
+    row.aa_low, row.aa_high = twin.low, twin.high
+    row.block_share = (forward_ms + backward_ms) / watched_ms
+    row.block_forward_ms, row.block_backward_ms, row.optimizer_ms = forward_ms, backward_ms, optimizer_ms
+    row.saved_bytes, row.peak_bytes = memory.saved_bytes, memory.peak_bytes
+
+
+class Moments:
+    """When something happened, by its name; on a GPU, when the GPU came to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._noted: dict[str, list[Any]] = {}
+
+    def note(self, what: str) -> None:
+        """Note that it happens now."""
+        moment: Any = torch.cuda.Event(enable_timing=True) if self._on_gpu else time.perf_counter()
+        if self._on_gpu:
+            moment.record()
+        self._noted.setdefault(what, []).append(moment)
+
+    def between_ms(self, first: str, last: str) -> float:
+        """Time from the first to the last, summed over all times that they happened."""
+        pairs = zip(self._noted.get(first, ()), self._noted.get(last, ()), strict=True)
+        return sum(begin.elapsed_time(end) if self._on_gpu else (end - begin) * 1e3 for begin, end in pairs)
+
+
+def _measure_parts(model: FittedModel, seed: int) -> list[float]:
+    """Milliseconds of a step, and of its blocks' forward, its blocks' backward and its optimiser, as medians."""
+    device, found = model.experiment.device, []
+    for number in range(WARM_STEPS + WATCHED_STEPS):
+        moments = Moments(device)
+        hooks = [hook for block in model.blocks for hook in _hooks(block.core, moments)]
         try:
-            return f"Curves: {save(folder, 'curves', make)}"
-        except NoPicture as reason:
-            return f"No picture of the curves: {reason}."
-
-    def _open_folder(self, stack: ExitStack) -> TrainingFolder:
-        name = f"train-{self.options.task}"
-        path = self.options.out or output.default_folder(self.machine, name, self.about["run_id"])
-        run_folder.create_folder(path)
-        stack.enter_context(locks.folder(path, self.about["command"]))
-        folder = TrainingFolder(path, self.about, self.options.resume, self._warn)
-        stack.callback(folder.flush)
-        return folder
-
-    def _say(self, text: str, style: str = "") -> None:
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-    def _warn(self, text: str) -> None:
-        self._say(f"Warning: {text}", style="yellow")
+            moments.note("start")
+            model.learn(model.experiment.data.batch(seed, number))
+            moments.note("update")
+            model.update()
+            moments.note("end")
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        spans = (("start", "end"), ("enter", "leave"), ("enter backward", "leave backward"), ("update", "end"))
+        found.append([moments.between_ms(*span) for span in spans])
+    return [statistics.median(column) for column in zip(*found[WARM_STEPS:], strict=True)]
 
 
-class TrainingProgress(Bar):
-    """A bar with the live loss, or without a terminal a line for each of `count` trainings; logs to W&B."""
-
-    def __init__(self, console: Console, steps: int, count: int, wandb: WandbRun | None = None) -> None:
-        super().__init__(console, steps * count)
-        self._steps = steps
-        self._wandb = wandb
-        self._done = 0
-
-    def listen(self, event: TrainingStep | str) -> None:
-        """A step, or what else begins."""
-        if isinstance(event, str):
-            text, ended = event, event.startswith("keeping")
-        else:
-            ended = event.step + 1 == self._steps
-            where = f"{event.implementation}, seed {event.seed}: step {event.step + 1}/{self._steps}"
-            text = f"{where}, loss {event.loss:.4f}"
-            if self._wandb:
-                self._wandb.step(event)
-        self._done += isinstance(event, TrainingStep)
-        self.tell(text, self._done)
-        if ended and not self.console.is_terminal:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def chosen_implementations(options: TrainOptions) -> list[Implementation]:
-    """The chosen implementations after eager, with which every curve is compared."""
-    known, precision = request.catalogue(registry.load), _precision(options)
-    usual = [
-        one.name
-        for one in known
-        if (not one.on_request and precision in one.precisions and Scope.MLP in one.scopes)
-        and (precision or one.name in DEFAULT or one.package or one.address)
+def _hooks(core: torch.nn.Module, moments: Moments) -> list[torch.utils.hooks.RemovableHandle]:
+    """Note when a block begins and ends; the backwards of blocks never overlap."""
+    return [
+        core.register_forward_pre_hook(lambda *_: moments.note("enter")),
+        core.register_forward_hook(lambda *_: moments.note("leave")),
+        core.register_full_backward_pre_hook(lambda *_: moments.note("enter backward")),
+        core.register_full_backward_hook(lambda *_: moments.note("leave backward")),
     ]
-    wanted, unwanted = request.split(options.impl, "--impl"), request.split(options.skip_impl, "--skip-impl")
-    chosen = registry.select(known, wanted or usual, unwanted)
-    eager = next(one for one in known if one.name == BASELINE)
-    return [eager, *(one for one in chosen if one.name != BASELINE)]
 
 
-def _precision(options: TrainOptions) -> Precision:
-    if options.precision is None:
-        return Precision.UNQUANTISED
-    found = parse_precisions(options.precision)
-    if len(found) > 1:
-        raise BadInput(f"--precision: train takes one, and {options.precision!r} names {len(found)}; leave others out.")
-    if found[0] and options.dtype is not None and parse_dtypes(options.dtype) != [Dtype.BFLOAT16]:
-        raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
-    return found[0]
+# Whether it learned the same
 
 
-def _dtype(text: str | None, device_type: str) -> Dtype:
-    found = parse_dtypes(text if text is not None else "bf16" if device_type == "cuda" else "fp32")
-    if found not in ([Dtype.BFLOAT16], [Dtype.FLOAT32]):
-        raise BadInput(f"--dtype: {text!r} is not one that train takes; give bf16 or fp32.")
-    return found[0]
+def judge(trainees: Sequence[Trainee]) -> None:
+    """Enter into each row how far it learned, and how its curves compare with eager's."""
+    finals = {trainee.name: {seed: final(of) for seed, of in trainee.losses.items()} for trainee in trainees}
+    for trainee in trainees:
+        row, seeds, own = trainee.row, trainee.seeds.values(), finals[trainee.name]
+        row.seeds = len(seeds)
+        if row.status is Status.OK and not seeds:
+            row.status, row.reason = Status.SKIPPED, UNTRAINED
+        if seeds:
+            metrics = [seed.metric_mean or 0.0 for seed in seeds]
+            row.final_loss, row.final_loss_spread = statistics.fmean(own.values()), spread(own.values())
+            row.held_out_loss = statistics.fmean(seed.held_out_loss or 0.0 for seed in seeds)
+            row.metric_mean, row.metric_spread = statistics.fmean(metrics), spread(metrics)
+        if trainee.name != BASELINE:
+            enter_curve(row, own, finals[BASELINE], finals.get(PERMUTED, {}))
+
+
+def final(losses: Sequence[float]) -> float:
+    """Mean of the last fifth of the steps, at least one."""
+    return statistics.fmean(losses[-max(1, round(len(losses) * WINDOW)) :])
+
+
+def spread(values: Collection[float]) -> float | None:
+    """Standard deviation over seeds; None for fewer than two."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def enter_curve(row: Record, own: Finals, eager: Finals, permuted: Finals) -> None:
+    """Enter how its curves compare with eager's from the same seeds; a loss that is not finite differs."""
+    differences = [own[seed] - eager[seed] for seed in sorted(own.keys() & eager.keys())]
+    if not differences:
+        return
+    row.difference, largest = statistics.fmean(differences), max(map(abs, differences))
+    if len(differences) > 1 and math.isfinite(row.difference):
+        half = mean_half_width(differences)
+        row.difference_low, row.difference_high = row.difference - half, row.difference + half
+    row.rounding = max((abs(permuted[seed] - eager[seed]) for seed in permuted.keys() & eager.keys()), default=None)
+    row.eager_spread = spread(eager.values())
+    if not all(map(math.isfinite, differences)):
+        row.curve = Curve.DIFFERS
+    elif largest == 0 or largest <= ROUNDING * (row.rounding or 0.0):
+        row.curve = Curve.SAME
+    elif row.eager_spread is None:
+        row.curve = Curve.UNKNOWN
+    else:
+        row.curve = Curve.WITHIN_SEEDS if abs(row.difference) <= row.eager_spread else Curve.DIFFERS

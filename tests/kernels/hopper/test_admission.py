@@ -11,7 +11,7 @@ import torch
 
 from swiglu_kernels.hopper import admission, shared
 from swiglu_kernels.hopper.admission import KERNELS, Verdicts
-from swiglu_kernels.launches import kept, sources
+from swiglu_kernels.runtime import kept, sources
 from swiglu_kernels.tiles.candidates import Problem, shipped
 
 GPU = "NVIDIA H100 80GB HBM3"

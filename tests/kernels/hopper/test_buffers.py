@@ -10,7 +10,7 @@ import torch
 from on_hopper import needs_hopper
 
 from swiglu_kernels.hopper import buffers
-from swiglu_kernels.launches import backend, launch
+from swiglu_kernels.runtime import backend, launch
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
@@ -48,7 +48,7 @@ def test_a_trap_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     with pytest.raises(RuntimeError, match=r"row\.py does not find its buffers .* under Triton"):
-        launch._wait_for_first(kernel, buffers.lost("hopper/row.py"))
+        launch._wait_for_first(kernel, buffers.lost("ops/glu/hopper_row.py"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     launch._wait_for_first(kernel, "")
     monkeypatch.setattr(torch.cuda, "synchronize", broken)

@@ -9,11 +9,13 @@ import torch
 
 from swiglu_bench.machine import doctor
 from swiglu_kernels import FusedSwiGLU
-from swiglu_kernels.hopper import experts_tiles, forward, products, shared
+from swiglu_kernels.hopper import shared
 from swiglu_kernels.hopper.admission import by_hand_aside
 from swiglu_kernels.hopper.shared import why_aside
-from swiglu_kernels.launches import backend
-from swiglu_kernels.tiles import choices
+from swiglu_kernels.ops.experts import hopper_tiles
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products
+from swiglu_kernels.runtime import backend
+from swiglu_kernels.tiles import here
 from swiglu_kernels.tiles.candidates import Problem, shipped
 
 GPU = torch.device("cuda", 0)
@@ -27,8 +29,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "INTERPRETING", False)
         monkeypatch.setattr(module, "TRITON_AVAILABLE", True)
         monkeypatch.setattr(module, "capability_of", lambda device: (9, 0) if device.type == "cuda" else None)
-    monkeypatch.setattr(choices, "capability_of", lambda device: (9, 0))
-    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(here, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(here, "multiprocessors", lambda device: 132)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -37,10 +39,10 @@ def test_they_step_aside_for_the_portable_kernels() -> None:
     problem = Problem(1024, 4096, 11008, torch.bfloat16, (9, 0))
     for reason, schedule in ((None, "ping-pong"), ("Triton 4.2.0 ran on no GPU", "torch")):
         with by_hand_aside(reason):
-            assert forward.why_not(x, weight, weight, (9, 0)) == reason
-            assert products.why_not("dX", [(x, weight)], [x], (9, 0)) == reason
+            assert hopper_forward.why_not(x, weight, weight, (9, 0)) == reason
+            assert hopper_products.why_not("dX", [(x, weight)], [x], (9, 0)) == reason
             assert shipped("forward", problem).schedule == schedule
-            assert choices._hopper_multiprocessors(GPU, "dW") == (132 if reason is None else 0)
+            assert here.hopper_multiprocessors(GPU, "dW") == (132 if reason is None else 0)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -80,9 +82,9 @@ def test_every_tile_is_walked_through_once_and_no_few_rows_of_tiles_alone(group:
 @pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 @pytest.mark.parametrize(("width", "tall_width"), [(192, 128), (96, 64)])
 def test_tiles_of_an_expert_cover_its_rows_and_columns_and_tall_ones_leave_no_rest(width: int, tall_width: int) -> None:
-    tiles_of, tiles_in, place = map(plain, (experts_tiles.tiles_of, experts_tiles.tiles_in, experts_tiles.place))
+    tiles_of, tiles_in, place = map(plain, (hopper_tiles.tiles_of, hopper_tiles.tiles_in, hopper_tiles.place))
     for columns in (*range(192, 1600, 64), 2048, 2880):
-        narrow = experts_tiles.tall_columns(columns, width, tall_width)
+        narrow = hopper_tiles.tall_columns(columns, width, tall_width)
         assert (columns - narrow * tall_width) % width == 0
         assert 0 <= narrow <= 2
         sizes = columns, width, tall_width, narrow

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import re
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from swiglu_kernels.launches import backend, tiles
+from swiglu_kernels.runtime import backend
 from swiglu_kernels.standalone import covering
 from swiglu_kernels.standalone.compiled import allocated_bytes, code_bytes, compile_launch, launches, moved, one_by_one
+from swiglu_kernels.tiles import rules
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
@@ -59,16 +61,31 @@ def test_every_kernel_compiles_without_spills(capability: str) -> None:
             assert report[UNITS[capability]] > 0, report
 
 
-def test_a_kernel_that_takes_more_shared_memory_than_there_is_is_an_error() -> None:
-    if reason := missing_tool("8.0"):
-        pytest.skip(reason)
-    code = (
-        "from swiglu_kernels.standalone import compiled; compiled.SHARED_BYTES[8, 0] = 1000;"
-        "compiled.main(['--capability', '8.0', '--kernel', 'forward'])"
-    )
-    done = python("-c", code)
+SPOILT = {
+    "bytes of shared memory, where a program may have 1000": "compiled.SHARED_BYTES[9, 0] = 1000",
+    r"it has \d{4,5} bytes of instructions, where 64 stay": "compiled.CODE_BYTES = 64",
+    r"between \d+ wgmmas \d+ registers are made uniform": (
+        "from swiglu_kernels.hopper import loop; stage = loop._full_stage.fn;"
+        "of_thread = 'mov.u32 at, %tid.x; and.b32 at, at, 1; add.u32 low_a, low_a, at;';"
+        "loop._full_stage.fn = lambda *given: [*stage(*given), of_thread]"
+    ),
+    "its buffers overlap: they take": (
+        "from triton.experimental.gluon.language import _core;"
+        "_core.shared_memory_descriptor._keep_alive = _core.builtin(lambda self, _semantic=None: None)"
+    ),
+}
+
+
+@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
+@pytest.mark.parametrize("message", SPOILT)
+def test_a_kernel_that_is_wanting_is_an_error(message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else what is spoilt is taken for the right one later
+    kernel = "dW transposed, rows copied, sums" if "overlap" in message else "row forward, 16 tokens, 8 columns"
+    options = ["--every", "--capability", "9.0", "--kernel", kernel]
+    change = SPOILT[message]
+    done = python("-c", f"from swiglu_kernels.standalone import compiled; {change}; compiled.main({options})")
     assert done.returncode != 0
-    assert "bytes of shared memory, where a program may have 1000" in done.stderr
+    assert re.search(message, done.stderr), done.stderr
 
 
 def test_what_is_made_uniform_between_two_wgmmas_is_counted() -> None:
@@ -77,21 +94,6 @@ def test_what_is_made_uniform_between_two_wgmmas_is_counted() -> None:
     assert moved([move, wgmma, move, move, "LDS R1, [R2] ;", wgmma, move]) == (2, 2)
     assert moved([wgmma, *["FADD R1, R2, R1 ;"] * 100, move, wgmma]) == (2, 0)  # of two loops
     assert moved([]) == (0, 0)
-
-
-@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
-def test_registers_made_uniform_for_each_wgmma_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else it is taken for the right one later
-    options = ["--every", "--capability", "9.0", "--kernel", "row forward, 16 tokens, 8 columns"]
-    tried = (
-        "from swiglu_kernels.standalone import compiled; from swiglu_kernels.hopper import loop;"
-        "stage, of_thread = loop._full_stage.fn, 'mov.u32 at, %tid.x; and.b32 at, at, 1; add.u32 low_a, low_a, at;';"
-        "loop._full_stage.fn = lambda *given: [*stage(*given), of_thread];"
-        f"compiled.main({options})"
-    )
-    done = python("-c", tried)
-    assert done.returncode != 0
-    assert re.search(r"between \d+ wgmmas \d+ registers are made uniform", done.stderr), done.stderr
 
 
 def test_wgmmas_that_all_wait_for_the_one_before_are_found() -> None:
@@ -113,32 +115,14 @@ def test_what_a_kernel_allocates_is_added_up() -> None:
     assert allocated_bytes(codes) == 64 * 128
 
 
-@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
-def test_buffers_that_overlap_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else it is taken for the right one later
-    options = ["--every", "--capability", "9.0", "--kernel", "dW transposed, rows copied"]
-    tried = (
-        "from swiglu_kernels.standalone import compiled; from triton.experimental.gluon.language import _core;"
-        "_core.shared_memory_descriptor._keep_alive = _core.builtin(lambda self, _semantic=None: None);"
-        f"compiled.main({options})"
-    )
-    done = python("-c", tried)
-    assert done.returncode != 0
-    assert "its buffers overlap: they take" in done.stderr
-
-
 def test_instructions_are_counted_by_their_addresses() -> None:
     lines = [".L_x_1:", "        /*3a80*/              @P0 BRA `(.L_x_1) ;", "  /*12340*/ NOP ;", "  .align 4"]
     assert code_bytes(lines) == 32
 
 
-@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
-def test_a_kernel_whose_instructions_outgrow_their_cache_is_an_error() -> None:
-    options = ["--every", "--capability", "9.0", "--kernel", "experts by hand, dx"]
-    tried = f"compiled.CODE_BYTES = 8192; compiled.main({options})"
-    done = python("-c", f"from swiglu_kernels.standalone import compiled; {tried}")
-    assert done.returncode != 0
-    assert re.search(r"'experts by hand, dx' for .*: it has \d{5} bytes of instructions, where 8192 stay", done.stderr)
+TOKENS, DTYPES = (1, 16, 17, 64, 65, 128, 129, 512, 513, 8192), (torch.bfloat16, torch.float32)
+HIDDEN, INTERMEDIATE = (1024, 2048, 3584, 4096, 7168, 8192), (768, 2048, 2880, 5632, 11008, 14336, 18944, 28672)
+SIZES = list(itertools.product(HIDDEN, INTERMEDIATE))
 
 
 def test_every_tile_that_is_shipped_is_among_them() -> None:
@@ -147,16 +131,12 @@ def test_every_tile_that_is_shipped_is_among_them() -> None:
         sizes = [launch.arguments.get(f"BLOCK_{axis}") for axis in "MNKH"]
         covered |= {(*sorted(size for size in sizes if size), launch.num_warps, launch.num_stages)}
     shipped = [
-        tiles.forward_tile(tokens, hidden, intermediate, dtype, capability, aligned, 132)
-        for tokens in (1, 16, 17, 64, 65, 128, 129, 512, 513, 8192)
-        for hidden in (1024, 2048, 3584, 4096, 7168, 8192)
-        for intermediate in (768, 2048, 2880, 5632, 11008, 14336, 18944, 28672)
-        for dtype in (torch.bfloat16, torch.float32)
-        for aligned in (True, False)
+        rules.forward_tile(tokens, hidden, intermediate, dtype, capability, aligned, 132)
+        for tokens, (hidden, intermediate), dtype, aligned in itertools.product(TOKENS, SIZES, DTYPES, (True, False))
     ]
     tables = (
-        tiles._FORWARD, tiles._INPUT_GRAD_ON_THE_FLY, tiles._INPUT_GRAD_READ, tiles._WEIGHT_GRAD, tiles._DOWN_BACKWARD,
-        tiles._DOWN_WEIGHT_GRAD, {"hopper": tiles._FLOAT32}, {"hopper": tiles._UNALIGNED},
+        rules._FORWARD, rules._INPUT_GRAD_ON_THE_FLY, rules._INPUT_GRAD_READ, rules._WEIGHT_GRAD, rules._DOWN_BACKWARD,
+        rules._DOWN_WEIGHT_GRAD, {"hopper": rules._FLOAT32}, {"hopper": rules._UNALIGNED},
     )  # fmt: skip
     shipped += [tile for table in tables for _, tile in table["hopper"]]
     for tile in shipped:
@@ -184,7 +164,7 @@ def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPat
 EVEN_AND_ODD = """
 import torch
 from swiglu_kernels.hopper import forward, row, transposed
-from swiglu_kernels.routing import new_routing, route_launch
+from swiglu_kernels.ops.experts.routing import new_routing, route_launch
 
 def empty(*size, dtype=torch.bfloat16):
     return torch.empty(size, dtype=dtype, device="meta")

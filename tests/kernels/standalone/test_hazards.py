@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swiglu_kernels.hopper import forward
+from swiglu_kernels.ops.glu import hopper_forward
 from swiglu_kernels.standalone import hazards
 
 SOURCE = """
@@ -44,8 +44,12 @@ def test_those_of_this_process_are_announced(capsys: pytest.CaptureFixture[str])
     hazards.announce()
     said = capsys.readouterr().out
     assert said.startswith(hazards.ANNOUNCED)
-    source = Path(forward.__file__).read_text().splitlines()
-    ours = [place for place in said.removeprefix(hazards.ANNOUNCED).strip().split(", ") if place.startswith("forward.")]
+    source = Path(hopper_forward.__file__).read_text().splitlines()
+    ours = [
+        place
+        for place in said.removeprefix(hazards.ANNOUNCED).strip().split(", ")
+        if place.startswith("hopper_forward.")
+    ]
     lines = [source[int(place.split(":")[1]) - 1].strip() for place in ours]
     assert lines == ["def _forward_kernel(", "gl.warp_specialize("]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from swiglu_kernels.hopper import admission
-from swiglu_kernels.launches.backend import backend_for
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.operations.fp8 import why_not as why_no_fp8
+from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
+from swiglu_kernels.runtime.backend import backend_for
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone import odd_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -20,10 +20,14 @@ def portable() -> list[odd_sizes.Outcome]:
     return list(odd_sizes._portable(odd_sizes.Sizes((17, 24, 40), torch.float16, DEVICE), "here"))
 
 
+def wrong(found: list[odd_sizes.Outcome]) -> list[odd_sizes.Outcome]:
+    return [outcome for outcome in found if not outcome.right]
+
+
 def test_each_is_right() -> None:
     found = portable()
-    assert all(one.right for one in found), [one for one in found if not one.right]
-    names = " ".join(one.name for one in found)
+    assert not wrong(found)
+    names = " ".join(outcome.name for outcome in found)
     for kernel in ("forward", "recompute", "dX", "dW", "gate backward", "silu_mul", "unsloth"):
         assert kernel in names
 
@@ -31,14 +35,14 @@ def test_each_is_right() -> None:
 def test_experts() -> None:
     found = list(odd_sizes._experts((9, 24, 20), torch.float16, DEVICE, "portable"))
     assert len(found) == 6
-    assert all(one.right for one in found), found
+    assert not wrong(found)
 
 
 @pytest.mark.skipif(why_no_fp8(DEVICE) is not None, reason=f"{why_no_fp8(DEVICE)}")
 def test_experts_in_fp8() -> None:
     found = list(odd_sizes._experts((9, 80, 48), torch.float16, DEVICE, "portable", "fp8-rowwise"))
-    assert [one.name.split()[1] for one in found] == ["out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"]
-    assert all(one.right for one in found), found
+    assert [outcome.name.split()[1] for outcome in found] == ["out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"]
+    assert not wrong(found)
 
 
 def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +70,7 @@ def test_what_is_allocated_begins_as_nan() -> None:
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     with odd_sizes.allocated_as_nan():
         made = torch.empty(3), torch.ones(3).new_empty(3), torch.empty_like(torch.ones(3))
-        assert all(one.isnan().all() for one in made)
+        assert all(tensor.isnan().all() for tensor in made)
         assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
     assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
 
@@ -84,7 +88,7 @@ def test_a_long_sum_in_fp32_is_rounded_more_often() -> None:
 def test_all_of_them_on_a_gpu(dtype: torch.dtype, number: int) -> None:
     found = list(odd_sizes.outcomes(torch.device("cuda"), dtypes=[dtype], share=(number, 8)))
     assert len(found) > 3
-    assert [one for one in found if not one.right] == []
+    assert not wrong(found)
 
 
 def test_shares_are_all_sizes_once(monkeypatch: pytest.MonkeyPatch) -> None:

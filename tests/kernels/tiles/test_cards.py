@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from swiglu_kernels.hopper import admission, shared
-from swiglu_kernels.launches import backend
-from swiglu_kernels.launches.tiles import Tile
-from swiglu_kernels.tiles import cards, choices, tuning
-from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem, shipped, weight_grad_by_torch
+from swiglu_kernels.ops.glu import choice
+from swiglu_kernels.ops.glu.choice import weight_grad_is_by_torch
+from swiglu_kernels.runtime import backend
+from swiglu_kernels.tiles import cards, here, tuning
+from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem, shipped
+from swiglu_kernels.tiles.rules import Tile
 
 H100, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H20"
 CARDS = json.loads(Path(cards.__file__).with_suffix(".json").read_bytes())
@@ -42,7 +44,7 @@ def problem(card: str, tokens: int, hidden: int = 4096, intermediate: int = 1100
 )
 def test_weight_gradients(card: str, tokens: int, sizes: tuple[int, int], by_torch: bool) -> None:
     at = problem(card, tokens, *sizes)
-    assert weight_grad_by_torch(at) == by_torch
+    assert weight_grad_is_by_torch(at) == by_torch
     assert (shipped("weight-grad", at) == BY_TORCH) == by_torch
 
 
@@ -64,18 +66,19 @@ def test_each_card_names_its_measurement() -> None:
 def test_tuning_a_card_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     by_hand = Choice("ping-pong", Tile(128, 128, 64, warps=4, stages=5, group=8))
     x = torch.empty(1024, 4096, dtype=torch.bfloat16, device="meta")
-    for module in (choices, backend):
+    for module in (choice, here, backend):
         monkeypatch.setattr(module, "capability_of", lambda device: (9, 0))
-    monkeypatch.setattr(choices, "card_of", lambda device: OTHER)
-    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device, kernel: 78)
-    monkeypatch.setattr(choices, "multiprocessors", lambda device: 78)
+    for module in (choice, here):
+        monkeypatch.setattr(module, "card_of", lambda device: OTHER)
+    monkeypatch.setattr(here, "hopper_multiprocessors", lambda device, kernel: 78)
+    monkeypatch.setattr(here, "multiprocessors", lambda device: 78)
 
     def chosen() -> str:
-        return choices.resolve("auto", "auto", "auto", x, 11008)[0]
+        return choice.resolve("auto", "auto", "auto", x, 11008)[0]
 
     assert chosen() == "torch"
-    for choice, name in ((by_hand, "triton"), (BY_TORCH, "torch")):
-        monkeypatch.setattr(choices, "lookup", lambda kernel, *_, choice=choice: choice)
+    for tuned, name in ((by_hand, "triton"), (BY_TORCH, "torch")):
+        monkeypatch.setattr(choice, "lookup", lambda kernel, *_, tuned=tuned: tuned)
         assert chosen() == name
-        assert choices.why_weight_grad(x, 11008) == f"tuned on this {OTHER}"
+        assert choice.why_weight_grad(x, 11008) == f"tuned on this {OTHER}"
     tuning.forget()

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from swiglu_kernels.hopper import shared
-from swiglu_kernels.tiles import choices
+from swiglu_kernels.ops.glu import choice as glu_choice
+from swiglu_kernels.ops.mlp import choice as mlp_choice
+from swiglu_kernels.tiles import here
 from swiglu_kernels.tiles.candidates import KERNELS, Problem, shipped
 
 MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200"
@@ -33,9 +35,9 @@ def measured(*names: str) -> dict[Place, dict[str, dict[str, float]]]:
 def ruled(part: str, place: Place) -> str:
     hidden, intermediate, tokens = place
     x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
-    weight_grad, _, input_grad = choices.resolve("auto", "auto", "auto", x, intermediate)
+    weight_grad, _, input_grad = glu_choice.resolve("auto", "auto", "auto", x, intermediate)
     by_torch = {"input-grad": input_grad, "weight-grad": weight_grad, "mlp-weight-grad": weight_grad}.get(part)
-    if by_torch == "torch" or (part == "mlp-weight-grad" and choices.down_grad_by_torch(x, intermediate)):
+    if by_torch == "torch" or (part == "mlp-weight-grad" and mlp_choice.down_weight_grad_by_torch(x, intermediate)):
         return "torch"
     return shipped(part, Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))).schedule
 
@@ -49,8 +51,8 @@ def way(part: str, place: Place, us: dict[str, float]) -> str:
 @pytest.fixture(autouse=True)
 def _on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
-    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda *_: 132)
-    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
+    monkeypatch.setattr(here, "hopper_multiprocessors", lambda *_: 132)
+    monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ import torch
 from tuned import ENTRY, HERE, TILE
 
 from swiglu_kernels import swiglu_glu
-from swiglu_kernels.hopper import forward, transposed
-from swiglu_kernels.hopper import row as hopper_row
-from swiglu_kernels.launches import sources
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Tile
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
-from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.ops.glu import hopper_forward, hopper_row, hopper_transposed
+from swiglu_kernels.ops.glu.choice import forward_by_hand
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.runtime import sources
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.candidates import Choice, Problem, forward_by_hand
+from swiglu_kernels.tiles.candidates import Choice, Problem
+from swiglu_kernels.tiles.rules import Tile
 from swiglu_kernels.tiles.tuning import Entry
 
 CPU = torch.device("cpu")
@@ -83,16 +84,11 @@ def test_a_choice_comes_back(file: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"machine": replace(HERE, gpu="NVIDIA Other")},
-        {"machine": replace(HERE, capability="8.0")},
-        {"machine": replace(HERE, torch="2.1")},
-        {"machine": replace(HERE, triton="3.1")},
-        {"machine": replace(HERE, kernels="abd")},
-        {"kernel": "recompute"},
-        {"dtype": "bfloat16"},
-        {"tokens": 16},
-        {"hidden": 48},
-        {"intermediate": 48},
+        *(
+            {"machine": replace(HERE, **{name: "another"})}
+            for name in ("gpu", "capability", "torch", "triton", "kernels")
+        ),
+        *({"kernel": "recompute"}, {"dtype": "bfloat16"}, {"tokens": 16}, {"hidden": 48}, {"intermediate": 48}),
     ],
     ids=lambda changes: " ".join(map(str, changes)),
 )
@@ -164,45 +160,23 @@ def with_entry(**changes: object) -> str:
     return json.dumps({"schema": tuning.SCHEMA, "entries": [PLAIN | changes]})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "[" * 100_000,
-        "\x00\xff",
-        '{"entries": []}',
-        '{"schema": 2, "entries": []}',
-        '{"schema": 1}',
-        '{"schema": 1, "entries": 3}',
-        '{"schema": 1, "entries": [3]}',
-        '{"schema": 1, "entries": [{}]}',
-        with_entry(kernel="backward"),
-        with_entry(kernel=[]),
-        with_entry(dtype="float32"),
-        with_entry(dtype="no such"),
-        with_entry(dtype=None),
-        with_entry(tokens=7),
-        with_entry(tokens=-8),
-        with_entry(hidden="32"),
-        with_entry(hidden=True),
-        with_entry(extra=1),
-        with_entry(at=3),
-        with_entry(ratio=[1.0]),
-        with_entry(ratio=None),
-        with_entry(machine={"gpu": "x"}),
-        with_entry(machine=PLAIN["machine"] | {"gpu": 3}),
-        with_entry(choice={"schedule": "portable"}),
-        with_entry(choice={"schedule": "portable", "tile": {"rows": 16}}),
-        with_entry(choice={"schedule": "portable", "tile": PLAIN["choice"]["tile"] | {"rows": 16.0}}),
-        with_entry(choice={"schedule": "portable", "tile": PLAIN["choice"]["tile"] | {"rows": 24}}),
-        with_entry(choice={"schedule": "portable", "tile": PLAIN["choice"]["tile"] | {"stages": 6, "depth": 2**20}}),
-        with_entry(choice={"schedule": ["portable"], "tile": PLAIN["choice"]["tile"]}),
-    ],
-    ids=lambda text: text[-60:] if isinstance(text, str) else None,
-)
+TILES = PLAIN["choice"]["tile"]
+UNSOUND_ENTRIES: list[dict[str, Any]] = [
+    {"kernel": "backward"}, {"kernel": []}, {"dtype": "float32"}, {"dtype": None}, {"tokens": 7}, {"hidden": "32"},
+    {"hidden": True}, {"extra": 1}, {"ratio": [1.0]}, {"machine": {"gpu": "x"}}, {"choice": {"schedule": "portable"}},
+    {"machine": PLAIN["machine"] | {"gpu": 3}}, {"choice": {"schedule": "portable", "tile": TILES | {"rows": 16.0}}},
+    {"choice": {"schedule": "portable", "tile": TILES | {"rows": 24}}},
+    {"choice": {"schedule": "portable", "tile": TILES | {"stages": 6, "depth": 2**20}}},
+    {"choice": {"schedule": ["portable"], "tile": TILES}},
+]  # fmt: skip
+UNSOUND = [
+    "", "{", "[]", "null", "[" * 100_000, "\x00\xff",
+    '{"entries": []}', '{"schema": 2, "entries": []}', '{"schema": 1}',
+    '{"schema": 1, "entries": 3}', '{"schema": 1, "entries": [3]}', '{"schema": 1, "entries": [{}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNSOUND + [with_entry(**changes) for changes in UNSOUND_ENTRIES])
 def test_a_file_that_is_not_sound_costs_one_warning(file: Path, text: str) -> None:
     file.parent.mkdir()
     file.write_text(text, encoding="latin-1")
@@ -242,28 +216,28 @@ def tile_of(launch: Launch) -> tuple[int, int]:
 
 
 M, K, N = 8, 32, 64
+X, Z, W, W_DOWN = (M, K), (M, N), (N, K), (K, N)
+
+
+def launching(describe: Callable[..., Launch], *shapes: Any) -> Callable[[], Launch]:
+    """A launch of matrices of these shapes; None stays, and a list of shapes is a tuple of matrices."""
+
+    def made(shape: Any) -> Any:
+        return tuple(map(made, shape)) if isinstance(shape, list) else None if shape is None else matrix(*shape)
+
+    return lambda: describe(*map(made, shapes))
+
+
 LAUNCHES = {
-    "forward": lambda: forward_launch(matrix(M, K), matrix(N, K), matrix(N, K), matrix(M, N), None),
-    "forward-preact": lambda: forward_launch(
-        matrix(M, K), matrix(N, K), matrix(N, K), matrix(M, N), (matrix(M, N), matrix(M, N))
-    ),
-    "recompute": lambda: recompute_launch(
-        matrix(M, N), matrix(M, K), matrix(N, K), matrix(N, K), matrix(M, N), matrix(M, N)
-    ),
-    "input-grad": lambda: input_grad_launch(None, matrix(M, N), matrix(M, N), matrix(N, K), matrix(N, K), matrix(M, K)),
-    "input-grad-fused": lambda: input_grad_launch(
-        matrix(M, N), matrix(M, N), matrix(M, N), matrix(N, K), matrix(N, K), matrix(M, K)
-    ),
-    "weight-grad": lambda: weight_grad_launch(
-        None, matrix(M, N), matrix(M, N), matrix(M, K), matrix(N, K), matrix(N, K)
-    ),
-    "weight-grad-fused": lambda: weight_grad_launch(
-        matrix(M, N), matrix(M, N), matrix(M, N), matrix(M, K), matrix(N, K), matrix(N, K)
-    ),
-    "mlp-hidden-grad": lambda: down_backward_launch(
-        matrix(M, K), matrix(K, N), (matrix(M, N), matrix(M, N)), matrix(M, N), matrix(M, N), None
-    ),
-    "mlp-weight-grad": lambda: down_weight_grad_launch(matrix(M, K), matrix(M, N), matrix(K, N)),
+    "forward": launching(forward_launch, X, W, W, Z, None),
+    "forward-preact": launching(forward_launch, X, W, W, Z, [Z, Z]),
+    "recompute": launching(recompute_launch, Z, X, W, W, Z, Z),
+    "input-grad": launching(input_grad_launch, None, Z, Z, W, W, X),
+    "input-grad-fused": launching(input_grad_launch, Z, Z, Z, W, W, X),
+    "weight-grad": launching(weight_grad_launch, None, Z, Z, X, W, W),
+    "weight-grad-fused": launching(weight_grad_launch, Z, Z, Z, X, W, W),
+    "mlp-hidden-grad": launching(down_backward_launch, X, W_DOWN, [Z, Z], Z, Z, None),
+    "mlp-weight-grad": launching(down_weight_grad_launch, X, Z, W_DOWN),
 }
 
 
@@ -302,8 +276,8 @@ class TestByHandOrPortable:
 
     @pytest.fixture(autouse=True)
     def hopper_takes_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(forward, "why_not", lambda *arguments: None)
-        for module in (forward, transposed, hopper_row):
+        monkeypatch.setattr(hopper_forward, "why_not", lambda *arguments: None)
+        for module in (hopper_forward, hopper_transposed, hopper_row):
             name = module.__name__
             monkeypatch.setattr(module, "forward_launch", lambda *arguments, name=name: (name, arguments[-1]))
 
@@ -317,14 +291,14 @@ class TestByHandOrPortable:
             assert self.launch(tokens) == (hopper_row.__name__, hopper_row.tile_for(N, 132))
         for tokens in (129, 512, 8192):
             choice = forward_by_hand(Problem(tokens, K, N, torch.float16, (9, 0)), False)
-            module = {"ping-pong": forward, "transposed": transposed}[choice.schedule]
+            module = {"ping-pong": hopper_forward, "transposed": hopper_transposed}[choice.schedule]
             assert self.launch(tokens) == (module.__name__, choice.tile)
 
     def test_by_hand_for_few_tokens(self) -> None:
-        tile = replace(forward.TILE, stages=4, group=8)
+        tile = replace(hopper_forward.TILE, stages=4, group=8)
         problem = Problem(8, K, N, torch.float16, (9, 0))
         with tuning.forced(CPU, "forward", problem, Choice("ping-pong", tile)):
-            assert self.launch(8) == (forward.__name__, tile)
+            assert self.launch(8) == (hopper_forward.__name__, tile)
             assert isinstance(self.launch(8, biases=(matrix(N), matrix(N))), Launch), "tuned without biases"
             assert isinstance(self.launch(16), Launch)
         row = hopper_row.tile_for(N, 132)

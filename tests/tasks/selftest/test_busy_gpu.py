@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from courts import run_here
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status
-from swiglu_bench.tasks.selftest.zoo import SPECIMENS, run_zoo
-from swiglu_bench.worker import crew
+from swiglu_bench.tasks.selftest.run import SPECIMENS, run_specimens
 from swiglu_bench.worker.settings import Settings, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -31,7 +31,7 @@ while True:
     time.sleep(0.002)
 """
 HONEST = ("eager", "compile", "liger", "fused-auto")
-CHEATS = ("side-stream", "side-stream-not-joined", "side-stream-later", "deferred", "late-thread", "background-thread")
+CHEATS = ("side-stream-not-joined", "side-stream-later", "late-thread", "background-thread")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,17 +59,16 @@ def test_honest_implementations_end_ok_or_unsettled(mode: Mode, tmp_path: Path) 
     device = torch.device("cuda", 0)
     case = Case(Shape("busy", 2048, 4096, "made up", (512,)), 512, Dtype.BFLOAT16, Scope.GLU, mode)
     rule = Rule(warmup_rounds=2, min_rounds=15, max_rounds=40, min_s=0.0, budget_s=60.0)
-    chosen = [one for one in CATALOGUE if one.name in HONEST]
+    chosen = [entry for entry in CATALOGUE if entry.name in HONEST]
     assert len(chosen) == len(HONEST)
     settings, this = Settings(Task.TIME, device, "c", "r", rule=rule, energy=False), machine.describe(device)
-    for row in crew.run([case], chosen, settings, this, lambda _: None, timeout_s=120.0, logs=tmp_path):
+    for row in run_here([case], chosen, settings, this, logs=tmp_path, timeout_s=120.0):
         assert row.status in {Status.OK, Status.UNSETTLED}, f"{row.implementation}: {row.reason}"
         assert row.status is Status.UNSETTLED or row.other_processes, "the other program is not named"
 
 
 def test_cheats_get_no_time() -> None:
     device = torch.device("cuda", 0)
-    chosen = [one for one in SPECIMENS if one.name in CHEATS]
-    assert len(chosen) > 3
-    for catch in run_zoo(device, machine.describe(device), lambda _: None, chosen):
+    chosen = [SPECIMENS[name] for name in CHEATS]
+    for catch in run_specimens(device, machine.describe(device), lambda _: None, chosen):
         assert catch.caught or not catch.ran, f"{catch.specimen.name}: {catch.reason}"

@@ -10,17 +10,16 @@ from trained import BY_NAME, SIZES, decoder, images, permuted, trainee
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.tasks.train.blocks import Trainee, why_not
-from swiglu_bench.tasks.train.loop import SeedTraining
+from swiglu_bench.tasks.train.blocks import SeedTraining, Trainee, why_not
 from swiglu_bench.tasks.train.model import Experiment, sites
 
 GLU = dataclasses.replace(BY_NAME["eager"], scopes=frozenset({Scope.GLU}))
-TRAINED = ["eager-packed", "unsloth", "silu-mul", "fused-dw-torch", "fused-auto", "fused-mlp", "fused-mlp-auto"]
+TRAINED = ["eager-packed", "unsloth", "fused-dw-torch", "fused-mlp-auto"]
 
 
-def gradients(experiment: Experiment, one: Trainee) -> dict[str, torch.Tensor]:
+def gradients(experiment: Experiment, of: Trainee) -> dict[str, torch.Tensor]:
     """Those of the first step, of blocks in the layout of eager."""
-    training = SeedTraining(experiment, one, 0)
+    training = SeedTraining(experiment, of, 0)
     assert not sites(training.network), "every block is replaced"
     training.learn(experiment.data.batch(0, 0))
     found: dict[str, torch.Tensor] = {}
@@ -71,23 +70,23 @@ def test_frozen_weights_stay_and_are_not_in_the_optimiser(tmp_path: Path) -> Non
     experiment = images(tmp_path)
     training, whole = SeedTraining(experiment, trainee("fused"), 0), SeedTraining(experiment, trainee("eager"), 0)
     before = {name: master.clone() for name, master in training.blocks[0].masters.items()}
-    assert training.advance().loss == pytest.approx(whole.advance().loss, rel=1e-5)
+    assert training.advance() == pytest.approx(whole.advance(), rel=1e-5)
     training.advance()
     assert all(torch.equal(master, before[name]) for name, master in training.blocks[0].masters.items())
     in_block = 3 * 16 * 24
     assert sum(p.numel() for p in whole.parameters) - sum(p.numel() for p in training.parameters) == in_block
 
 
-@pytest.mark.parametrize(("one", "rel"), [(permuted(), 1e-4), (trainee("glu", GLU), 0.0)], ids=["permuted", "glu"])
+@pytest.mark.parametrize(("same", "rel"), [(permuted(), 1e-4), (trainee("glu", GLU), 0.0)], ids=["permuted", "glu"])
 def test_permuted_features_or_a_separate_down_projection_are_the_same_model(
-    one: Trainee, rel: float, tmp_path: Path
+    same: Trainee, rel: float, tmp_path: Path
 ) -> None:
     experiment = images(tmp_path)
-    eager, other = SeedTraining(experiment, trainee("eager"), 0), SeedTraining(experiment, one, 0)
+    eager, other = SeedTraining(experiment, trainee("eager"), 0), SeedTraining(experiment, same, 0)
     same_order = torch.equal(eager.blocks[0].masters["w_gate"], other.blocks[0].masters["w_gate"])
-    assert same_order is not one.permuted
+    assert same_order is not same.permuted
     for _ in range(3):
-        assert other.advance().loss == pytest.approx(eager.advance().loss, rel=rel, abs=0)
+        assert other.advance() == pytest.approx(eager.advance(), rel=rel, abs=0)
 
 
 def test_the_model_s_warm_up_and_its_limit_of_gradients(tmp_path: Path) -> None:
@@ -97,8 +96,9 @@ def test_the_model_s_warm_up_and_its_limit_of_gradients(tmp_path: Path) -> None:
     training.optimizer.register_step_pre_hook(
         lambda *_: norms.append(torch.stack([p.grad.norm() for p in training.parameters if p.grad is not None]).norm())
     )
-    rates = [training.advance().learning_rate for _ in range(5)]
-    assert rates == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, 0.01, 0.01])
+    for _ in range(5):
+        training.advance()
+    assert training.row.series["learning_rate"] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, 0.01, 0.01])
     assert [float(norm) for norm in norms] == pytest.approx([0.01] * 5, rel=1e-3)
 
 
@@ -120,9 +120,6 @@ def test_a_missing_gradient_is_an_error(tmp_path: Path) -> None:
         ("eager", {"trains": "nothing"}, ("cpu", False, ""), "no backward"),
         ("fused", {}, ("cpu", False, ""), "--interpret"),
         ("fused", {}, ("cpu", True, ""), "None"),
-        ("eager", {"multiple": 8}, ("cuda", False, ""), "multiples of 8"),
-        ("liger", {}, ("cpu", True, ""), "runs on a GPU only"),
-        ("eager", {"package": "no_such_package"}, ("cuda", False, ""), "not installed"),
     ],
 )
 def test_why_some_cannot_be_trained(name: str, changes: Any, where: tuple[str, bool, str], reason: str) -> None:
@@ -137,6 +134,6 @@ def test_on_a_gpu_a_few_steps_are_eager_s(name: str, tmp_path: Path) -> None:
     experiment = decoder(tmp_path, torch.device("cuda"), Dtype.BFLOAT16, **sizes)
     if reason := why_not(BY_NAME[name], experiment.case, "cuda", False, ""):
         pytest.skip(reason)
-    one, other = SeedTraining(experiment, trainee(name), 0), SeedTraining(experiment, trainee("eager"), 0)
+    mine, eager = SeedTraining(experiment, trainee(name), 0), SeedTraining(experiment, trainee("eager"), 0)
     for _ in range(4):
-        assert one.advance().loss == pytest.approx(other.advance().loss, rel=0.02)
+        assert mine.advance() == pytest.approx(eager.advance(), rel=0.02)

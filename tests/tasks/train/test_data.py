@@ -54,7 +54,7 @@ def test_batches_are_a_function_of_seed_and_step(tmp_path: Path) -> None:
     assert all(map(torch.equal, sum(first, ()), sum(again, ())))
     assert not torch.equal(first[0][0], found.batch(1, 0)[0]), "another seed"
     assert not torch.equal(first[0][0], first[4][0]), "another epoch"
-    epoch = torch.cat([one[0] for one in first[:4]])
+    epoch = torch.cat([inputs for inputs, _ in first[:4]])
     assert len(epoch.unique(dim=0)) == len(epoch), "no image twice in an epoch"
 
 

@@ -1,0 +1,1 @@
+"""Modules, and what puts them into models: Hugging Face, transformers' experts, tensor parallelism."""

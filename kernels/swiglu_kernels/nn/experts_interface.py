@@ -1,0 +1,127 @@
+"""transformers' experts interface: `swiglu_experts` as an implementation that every model of it can be set to.
+
+    register_experts()
+    model.set_experts_implementation("swiglu_kernels")
+
+Model files of transformers 5 hand their experts' modules to the function that the model's configuration names. Such a
+module declares the layout of its weights. Its gate is found by a test: `gate_of` calls its `_apply_gate` on a few
+numbers and looks which of the kernels' gates gives the same results. Nothing here imports transformers before it is
+asked to.
+"""
+
+import ctypes
+import functools
+import importlib
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.gate.definition import gate_mul
+from swiglu_kernels.ops.gate.formula import ACTIVATIONS, Formula
+from swiglu_kernels.runtime.internals import constant_in_graphs
+
+NAMES = {
+    ("bf16", False): "swiglu_kernels",
+    ("bf16", True): "swiglu_kernels_recompute",
+    ("fp8-rowwise", False): "swiglu_kernels_fp8_rowwise",
+    ("fp8-rowwise", True): "swiglu_kernels_fp8_rowwise_recompute",
+}
+"""What the implementation is called, by its precision and by whether gate and up are made again in the backward."""
+_TOLERANCE = 1e-5
+
+
+def register_experts() -> None:
+    """Make "swiglu_kernels" and "swiglu_kernels_recompute" known to transformers' `set_experts_implementation`.
+
+    The second does not keep gate and up for the backward but recomputes them. "swiglu_kernels_fp8_rowwise" and
+    "swiglu_kernels_fp8_rowwise_recompute" are the same with precision="fp8-rowwise" of `swiglu_experts`. A model whose
+    experts the kernels cannot compute raises a ValueError in its forward.
+
+    Raises:
+        ImportError: transformers is missing, or older than 5 and without that interface.
+    """
+    functions = importlib.import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
+    for (precision, recompute), name in NAMES.items():
+        functions.register(name, functools.partial(_forward, precision=precision, recompute=recompute))
+
+
+def takes_part(module: nn.Module) -> bool:
+    """Tell whether a module is one of experts that an implementation can be set for."""
+    return all(hasattr(module, name) for name in ("_apply_gate", "has_gate", "is_transposed", "is_concatenated"))
+
+
+Gate = tuple[str, float, float | None, float]
+_gates: "weakref.WeakKeyDictionary[nn.Module, Gate | str]" = weakref.WeakKeyDictionary()
+
+
+def gate_of(module: Any) -> Gate | str:
+    """Return activation, alpha, limit and up_offset of a module that takes part, or why the kernels cannot have it."""
+    return _gate_at(id(module))
+
+
+@constant_in_graphs  # for one module there is one gate
+def _gate_at(address: int) -> Gate | str:
+    """The same of the module that lies there: the Dynamo of PyTorch 2.11 hands no module to a function marked so."""
+    module = ctypes.cast(address, ctypes.py_object).value
+    if module not in _gates:
+        _gates[module] = _seen(module)
+    return _gates[module]
+
+
+def _seen(module: Any) -> Gate | str:
+    if not module.has_gate:
+        return "its experts have no gate"
+    if getattr(module, "has_post_expert_norm", False):
+        return "its experts' results are normalised before they are added up"
+    limits = [value for value in (getattr(module, name, None) for name in ("limit", "swiglu_limit")) if value]
+    alphas = [value for value in (getattr(module, name, None) for name in ("alpha", "swiglu_alpha")) if value]
+    with torch.no_grad():
+        reach = 4.0 * float(limits[0] if limits else 5.0)
+        numbers = torch.linspace(-reach, reach, 97, dtype=torch.float32, device="cpu")
+        gate, up = (grid.reshape(-1, 1) for grid in torch.meshgrid(numbers, numbers[::8], indexing="ij"))
+        both = torch.stack((gate, up), -1).flatten(1) if not module.is_concatenated else torch.cat((gate, up), -1)
+        try:
+            shown = module._apply_gate(both)
+        except Exception as error:
+            return f"its _apply_gate: {type(error).__name__}: {error}"
+        for activation, alpha, limit, offset in itertools.product(
+            ACTIVATIONS, {1.0, *map(float, alphas)}, [None, *map(float, limits)], (0.0, 1.0)
+        ):
+            if activation != "silu" and alpha != 1.0:
+                continue
+            options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit, "up_offset": offset}
+            if torch.allclose(shown, gate_mul(gate, up, **options), rtol=_TOLERANCE, atol=_TOLERANCE):
+                return activation, alpha, limit, offset
+    return f"its _apply_gate is none of the gates that {Formula.__name__} describes"
+
+
+def _forward(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor,
+    recompute: bool = False, precision: str = "bf16",
+) -> torch.Tensor:  # fmt: skip
+    """Return what the experts of a module add up to, as transformers calls it."""
+    gate = gate_of(module)
+    if isinstance(gate, str):
+        raise ValueError(f"{type(module).__name__}: swiglu_kernels cannot take the place of its experts, {gate}")
+    activation, alpha, limit, up_offset = gate
+    w_gate_up, w_down = module.gate_up_proj, module.down_proj
+    return swiglu_experts(
+        hidden_states,
+        w_gate_up.mT if module.is_transposed else w_gate_up,
+        w_down.mT if module.is_transposed else w_down,
+        top_k_index,
+        top_k_weights,
+        b_gate_up=module.gate_up_proj_bias if module.has_bias else None,
+        b_down=module.down_proj_bias if module.has_bias else None,
+        activation=activation,
+        alpha=alpha,
+        limit=limit,
+        up_offset=up_offset,
+        interleaved=not module.is_concatenated,
+        recompute=recompute,
+        precision=precision,
+    )

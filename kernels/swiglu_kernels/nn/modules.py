@@ -1,0 +1,481 @@
+"""Drop-in modules: SwiGLU and SwiGLU MLPs whose parameters lie where stock PyTorch modules have them.
+
+    FusedSwiGLU            gate_proj, up_proj                x -> z = silu(gate_proj(x)) * up_proj(x)
+    FusedSwiGLUMLP         gate_proj, up_proj, down_proj     x -> down_proj(z): Llama, Qwen, Mistral
+    FusedSwiGLUPackedMLP   gate_up_proj, down_proj           the same with gate above up in one matrix: Phi-3
+    FusedSwiGLUExperts     gate_up_proj, down_proj           such a block for each expert, stacked: Mixtral, Qwen3-MoE
+
+The projections are ordinary `torch.nn.Linear` submodules, so state_dict keys, initialisation, optimisers and sharding
+are those of the stock module. Only their parameters are read: the fused op takes the place of their `forward`. What
+needs that forward (an adapter, a hook, a quantised weight) is refused with a TypeError, never passed over.
+
+All of them work under autocast, activation checkpointing, torch.compile(fullgraph=True), CUDA graphs, DDP and FSDP2
+(`fully_shard` on the module or around it, not on its projections), and split over the ranks of a tensor-parallel group
+(`swiglu_kernels.nn.parallel`). From torch.func, `functional_call` and `vmap` work, including gradients by backward();
+`grad`, `vjp` and `jvp` raise, because custom operators do not support them. Derivatives are first order.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from swiglu_kernels.hopper.shared import why_aside
+from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.glu.choice import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
+from swiglu_kernels.ops.glu.operation import swiglu_glu
+from swiglu_kernels.ops.mlp.operation import swiglu_mlp
+from swiglu_kernels.runtime import autocast
+from swiglu_kernels.runtime.backend import backend_for
+from swiglu_kernels.runtime.checks import check_like, check_option, check_tensor
+
+if TYPE_CHECKING:
+    from swiglu_kernels.nn.split import Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How gradients are made; `swiglu_glu` says what each value means."""
+
+    weight_grad: str = "auto"
+    save: str = "auto"
+    input_grad: str = "auto"
+    precision: str = "bf16"
+    """Of the operands of all products: as they are, or "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`)."""
+
+    def __post_init__(self) -> None:
+        check_option("precision", self.precision, fp8.PRECISIONS)
+        check_option("weight_grad", self.weight_grad, fp8.WEIGHT_GRADS if self.recipe else WEIGHT_GRADS)
+        check_option("save", self.save, SAVES)
+        check_option("input_grad", self.input_grad, (AUTO,) if self.recipe else INPUT_GRADS)
+
+    @property
+    def recipe(self) -> str | None:
+        """How products are quantised, if they are."""
+        return self.precision.removeprefix("fp8-") if self.precision.startswith("fp8-") else None
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def why_not_bare(module: nn.Module) -> str | None:
+    """Say why calling a module does more than its class's forward does; None if it does not."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
+    if any(getattr(module, kind) for kind in _HOOKS):
+        return "its hooks would no longer run"
+    return None
+
+
+def why_not_plain(linear: nn.Module) -> str | None:
+    """Say why calling a module does more than `torch.nn.functional.linear` with its parameters; None if it does not."""
+    # A subclass that keeps Linear's forward is as good: a parametrised one computes its weight when that is read.
+    if getattr(type(linear), "forward", None) is not nn.Linear.forward:
+        return f"{type(linear).__name__} is not a plain torch.nn.Linear"
+    return why_not_bare(linear)
+
+
+def _plain(owner: nn.Module, name: str) -> nn.Linear:
+    linear = getattr(owner, name)
+    reason = why_not_plain(linear)
+    if reason is not None:
+        raise TypeError(
+            f"{name}: expected a torch.nn.Linear whose parameters are all there is to it, but {reason}; "
+            f"put hooks, adapters and sharding on the whole {type(owner).__name__}, or unpatch the model"
+        )
+    assert isinstance(linear, nn.Linear)
+    return linear
+
+
+def _backend(module: nn.Module) -> str:
+    """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all).
+
+    "triton, portable kernels only: ..." where the hand-scheduled ones for this GPU step aside, with the reason.
+    """
+    device = next(module.parameters()).device
+    reason = why_aside(device)
+    return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
+
+
+class _Codes:
+    """A weight's codes and scales, and what to know the weight by, whose memory is held: no other gets its address."""
+
+    def __init__(self, weight: torch.Tensor, recipe: str) -> None:
+        self._weight, self._version = weight.detach(), _version(weight)
+        self.quantised = fp8.quantise(weight, recipe, weight=True)
+
+    def are_of(self, weight: torch.Tensor) -> bool:
+        mine = self._weight
+        return (mine.data_ptr(), mine.shape, mine.stride(), mine.dtype, self._version) == (
+            weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, _version(weight),
+        )  # fmt: skip
+
+
+def _version(weight: torch.Tensor) -> int:
+    return 0 if weight.is_inference() else weight._version
+
+
+class KeepsCodes:
+    """A module whose weights may be quantised once for many calls."""
+
+    _recipe: str | None
+    """How products are quantised, if they are."""
+    _codes: list["_Codes"] | None = None
+
+    def keep_codes(self, keep: bool = True) -> Self:
+        """Quantise the weights once for many calls under `torch.no_grad()`, not in each; for fp8, in inference.
+
+        The codes take memory in addition to the weights, half as much. They are made again when a weight was replaced
+        or written to, and after a call with gradients enabled. Writes through `.data` are not noticed: call this again
+        after them. Under `torch.compile` weights are quantised in every call.
+
+        Raises:
+            ValueError: precision is "bf16".
+        """
+        if self._recipe is None:
+            raise ValueError(
+                "keep_codes: expected a module with precision='fp8-rowwise' or 'fp8-blockwise', got 'bf16'"
+            )
+        self._codes = [] if keep else None
+        return self
+
+    def _in_fp8(self, weights: Sequence[torch.Tensor]) -> Sequence[fp8.Operand]:
+        """The weights, or where codes are kept those."""
+        if self._codes is None or torch.compiler.is_compiling():
+            return weights
+        if torch.is_grad_enabled():
+            self._codes.clear()
+            return weights
+        assert self._recipe
+        if not all(map(_Codes.are_of, self._codes, weights)) or len(self._codes) != len(weights):
+            self._codes[:] = [_Codes(weight, self._recipe) for weight in weights]
+        return [codes.quantised for codes in self._codes]
+
+
+class FusedModule(KeepsCodes, nn.Module):
+    """What the modules of this file share: their options, the backend, the way from projections to operands."""
+
+    options: Options
+    gate_activation: str = "silu"
+    """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
+    tensor_parallel: "Split | None" = None
+    """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
+
+    def __init__(self, **options: str) -> None:
+        """Take the options of the gradients; raises ValueError for an unknown value."""
+        super().__init__()
+        self.options = Options(**options)
+
+    backend = property(_backend)
+
+    @property
+    def _recipe(self) -> str | None:  # type: ignore[override]
+        return self.options.recipe
+
+    def extra_repr(self) -> str:
+        """Return the options and the backend."""
+        options = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(self.options).items())
+        options += "" if self.gate_activation == "silu" else f", activation={self.gate_activation!r}"
+        split = "" if self.tensor_parallel is None else f", tensor_parallel={self.tensor_parallel}"
+        return f"{options}, backend={self.backend!r}{split}"
+
+    def _operands(self, x: object, *names: str) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor | None]]:
+        """Return x, and weights and biases of the named projections; cast where autocast is on, then checked.
+
+        Of a split module, the whole x and this rank's part of each parameter.
+        """
+        linears = [_plain(self, name) for name in names]
+        weights: list[torch.Tensor] = [linear.weight for linear in linears]
+        biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
+        if self.tensor_parallel is not None:
+            x = self.tensor_parallel.whole(x)
+            weights = [self.tensor_parallel.own(weight) for weight in weights]
+            biases = [None if bias is None else self.tensor_parallel.own(bias) for bias in biases]
+        x, *cast = autocast.operands(x, *weights, *biases)
+        weights, biases = cast[: len(names)], cast[len(names) :]
+        first = f"{names[0]}.weight"
+        tensor = check_like("x", x, first, check_tensor(first, weights[0]))
+        for name, weight in zip(names[1:], weights[1:], strict=True):
+            check_like(f"{name}.weight", weight, first, weights[0])
+        in_features = weights[0].shape[1]  # as nn.Linear, which reads its own in_features for its name alone
+        if tensor.dim() == 0 or tensor.shape[-1] != in_features:
+            raise ValueError(
+                f"x: expected [..., {in_features}], the in_features of {names[0]}, got {tuple(tensor.shape)}"
+            )
+        return tensor, weights, biases
+
+    def _mlp(self, x: object) -> torch.Tensor:
+        """Run the whole block from gate_proj, up_proj and down_proj."""
+        tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
+        if self.tensor_parallel is None:
+            return self._block(tensor, weights, biases)
+        return self.tensor_parallel.sum(self._block(tensor, weights, [*biases[:2], None]), biases[2])
+
+    def _block(
+        self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """Run `swiglu_mlp` as the options say; weights and biases are those of gate, up and down."""
+        weight_grad = self.options.weight_grad
+        if weight_grad == "none":  # which leaves down_proj to be trained
+            weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
+            biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
+            weight_grad = AUTO
+        recipe = self.options.recipe
+        call: Callable[..., torch.Tensor] = (
+            partial(fp8.swiglu_mlp_fp8, recipe=recipe)
+            if recipe
+            else partial(swiglu_mlp, input_grad=self.options.input_grad)
+        )
+        how = {"activation": self.gate_activation, "weight_grad": weight_grad, "save": self.options.save}
+        return call(x, *(self._in_fp8(weights) if recipe else weights), *biases, **how)
+
+
+def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
+    """Check a linear layer that is to become a projection; None stands for any size."""
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"{name}: expected a torch.nn.Linear, got {type(linear).__name__}")
+    for size_name, expected in (("in_features", in_features), ("out_features", out_features)):
+        size = getattr(linear, size_name)
+        if expected is not None and size != expected:
+            raise ValueError(f"{name}: expected {expected} {size_name}, got {size}")
+
+
+class FusedSwiGLU(FusedModule):
+    """silu(gate_proj(x)) * up_proj(x), both products and the gate in one launch.
+
+    It takes the place of two `torch.nn.Linear` and the gate between them. state_dict: `gate_proj.weight` and
+    `up_proj.weight`, each [hidden_features, in_features].
+
+    Args:
+        in_features: size of the last dimension of x.
+        hidden_features: size of the last dimension of the result.
+        bias: give both projections a bias, [hidden_features].
+        device: of the parameters.
+        dtype: of the parameters; float32, float16 or bfloat16.
+        options: how gradients are made, as in `swiglu_glu`.
+            weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
+            save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
+            input_grad: "auto", "fused", "two_step" or "torch".
+            precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`; weights stay
+                in 16 bits, and are quantised in every call unless `keep_codes()`; weight_grad="fp8" is "auto" there).
+
+    Raises:
+        ValueError: an option has an unknown value.
+
+    x: [..., in_features] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_features].
+    """
+
+    def __init__(
+        self, in_features: int, hidden_features: int, *, bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, **options: str,
+    ) -> None:  # fmt: skip
+        super().__init__(**options)
+        self.gate_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
+        self.up_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, **options: Any) -> Self:
+        """Build the module around existing layers, which it shares: nothing is copied.
+
+        Args:
+            gate_proj: in_features -> hidden_features.
+            up_proj: of the same size.
+            options: `weight_grad`, `save`, `input_grad`, `precision`.
+
+        Raises:
+            TypeError: one of the layers is not a torch.nn.Linear.
+            ValueError: sizes do not fit together, or an option has an unknown value.
+        """
+        _check_linear("gate_proj", gate_proj, None, None)
+        _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
+        module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
+        module.gate_proj, module.up_proj = gate_proj, up_proj
+        return module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate_proj(x)) * up_proj(x): [..., in_features] -> [..., hidden_features].
+
+        Raises:
+            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
+            ValueError: x is on another device or its last dimension is not in_features.
+        """
+        x, weights, biases = self._operands(x, "gate_proj", "up_proj")
+        how = self.options
+        call: Callable[..., torch.Tensor] = (
+            partial(fp8.swiglu_glu_fp8, recipe=how.recipe)
+            if how.recipe
+            else partial(swiglu_glu, input_grad=how.input_grad)
+        )
+        operands = self._in_fp8(weights) if how.recipe else weights
+        z = call(x, *operands, *biases, weight_grad=how.weight_grad, save=how.save)
+        return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
+
+
+class FusedSwiGLUMLP(FusedModule):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), with the state_dict of a Llama, Qwen or Mistral MLP.
+
+    state_dict: `gate_proj.weight` and `up_proj.weight`, [intermediate_size, hidden_size], and `down_proj.weight`,
+    [hidden_size, intermediate_size].
+
+    Args:
+        hidden_size: size of the last dimension of x and of the result.
+        intermediate_size: size of the last dimension of what the gate yields.
+        bias: give all three projections a bias.
+        device: of the parameters.
+        dtype: of the parameters; float32, float16 or bfloat16.
+        options: as for `FusedSwiGLU`; weight_grad="none" treats gate_proj and up_proj as frozen.
+
+    Raises:
+        ValueError: an option has an unknown value.
+
+    x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, **options: str,
+    ) -> None:  # fmt: skip
+        super().__init__(**options)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
+        """Build the module around existing layers, which it shares: nothing is copied.
+
+        Args:
+            gate_proj: hidden -> intermediate.
+            up_proj: of the same size.
+            down_proj: intermediate -> any size.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
+        """
+        _check_linear("gate_proj", gate_proj, None, None)
+        _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
+        _check_linear("down_proj", down_proj, gate_proj.out_features, None)
+        module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
+        module.gate_proj, module.up_proj, module.down_proj = gate_proj, up_proj, down_proj
+        return module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return down_proj(silu(gate_proj(x)) * up_proj(x)): [..., hidden_size] -> [..., hidden_size].
+
+        Raises:
+            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
+            ValueError: x is on another device or its last dimension is not hidden_size.
+        """
+        return self._mlp(x)
+
+
+class FusedSwiGLUPackedMLP(FusedModule):
+    """down_proj(silu(gate) * up) with [gate, up] = gate_up_proj(x), with the state_dict of a Phi-3 MLP.
+
+    state_dict: `gate_up_proj.weight`, [2 * intermediate_size, hidden_size] with the gate's rows first, and
+    `down_proj.weight`, [hidden_size, intermediate_size]. The forward reads the two halves where they lie; the backward
+    joins their two gradients, which costs one copy of the packed gradient.
+
+    Args, errors and shapes: as for `FusedSwiGLUMLP`.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, **options: str,
+    ) -> None:  # fmt: skip
+        super().__init__(**options)
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_linears(cls, gate_up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
+        """Build the module around existing layers, which it shares: nothing is copied.
+
+        Args:
+            gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
+            down_proj: intermediate -> any size.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
+        """
+        _check_linear("gate_up_proj", gate_up_proj, None, None)
+        if gate_up_proj.out_features % 2:
+            raise ValueError(f"gate_up_proj: expected an even number of out_features, got {gate_up_proj.out_features}")
+        intermediate_size = gate_up_proj.out_features // 2
+        _check_linear("down_proj", down_proj, intermediate_size, None)
+        module = cls(gate_up_proj.in_features, intermediate_size, device="meta", **options)
+        module.gate_up_proj, module.down_proj = gate_up_proj, down_proj
+        return module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size]; errors: as FusedSwiGLUMLP's."""
+        if self.tensor_parallel is not None:  # its matrix is parted
+            return self._mlp(x)
+        x, (packed, w_down), (packed_bias, bias_down) = self._operands(x, "gate_up_proj", "down_proj")
+        gated: Sequence[torch.Tensor | None] = (None, None) if packed_bias is None else packed_bias.chunk(2)
+        return self._block(x, [*packed.chunk(2), w_down], [*gated, bias_down])
+
+
+class FusedSwiGLUExperts(KeepsCodes, nn.Module):
+    """A mixture of experts without its router, with the state_dict of transformers' Mixtral and Qwen3-MoE experts.
+
+    state_dict: `gate_up_proj`, [num_experts, 2 * intermediate_size, hidden_size], and `down_proj`, [num_experts,
+    hidden_size, intermediate_size]; with a bias `gate_up_proj_bias` and `down_proj_bias`. A model of transformers needs
+    no such module: `patch_model` sets its own experts to the same kernels.
+
+    Args:
+        hidden_size: size of the last dimension of x and of the result.
+        intermediate_size: size of the last dimension of what the gate yields.
+        num_experts: how many experts there are.
+        bias: give both projections of each expert a bias.
+        options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute`, `backend` and `precision` of
+            `swiglu_experts`; with "fp8-rowwise" weights are quantised in every call unless `keep_codes()`.
+        device: of the parameters.
+        dtype: of the parameters; float32, float16 or bfloat16.
+
+    x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, num_experts: int, *, bias: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.options = options
+
+        def drawn(*shape: int, scale: float) -> nn.Parameter:
+            """As torch.nn.Linear draws its parameters."""
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype).uniform_(-scale, scale))
+
+        up_scale, down_scale = max(hidden_size, 1) ** -0.5, max(intermediate_size, 1) ** -0.5
+        self.gate_up_proj = drawn(num_experts, 2 * intermediate_size, hidden_size, scale=up_scale)
+        self.down_proj = drawn(num_experts, hidden_size, intermediate_size, scale=down_scale)
+        self.gate_up_proj_bias = drawn(num_experts, 2 * intermediate_size, scale=up_scale) if bias else None
+        self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
+
+    backend = property(_backend)
+
+    @property
+    def _recipe(self) -> str | None:  # type: ignore[override]
+        precision = str(self.options.get("precision", "bf16"))
+        return precision.removeprefix("fp8-") if precision.startswith("fp8-") else None
+
+    def extra_repr(self) -> str:
+        """Return the sizes, the options and the backend."""
+        sizes = ", ".join(map(str, self.gate_up_proj.shape))
+        return ", ".join(
+            [
+                f"gate_up_proj=[{sizes}]",
+                *(f"{name}={value!r}" for name, value in self.options.items()),
+                f"backend={self.backend!r}",
+            ]
+        )
+
+    def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
+        weights = self.gate_up_proj, self.down_proj
+        w_gate_up, w_down = self._in_fp8(weights) if self._recipe else weights
+        return swiglu_experts(
+            x, w_gate_up, w_down, top_k_index, top_k_weights,
+            b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, **self.options,
+        )  # fmt: skip

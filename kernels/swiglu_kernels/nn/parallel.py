@@ -1,0 +1,130 @@
+"""Tensor parallelism: the fused modules split over the ranks of a group, by `parallelize_module`.
+
+    from torch.distributed.tensor.parallel import parallelize_module
+    from swiglu_kernels.nn.parallel import SwiGLUParallel
+
+    parallelize_module(model, mesh, {"layers.*.mlp": SwiGLUParallel()})
+
+Of n ranks each holds intermediate / n rows of gate and up, Shard(0), and the same columns of down, Shard(1), as DTensor
+parameters. The kernels run on these alone; a call communicates where the ranks' parts meet:
+
+                              forward before    forward after     backward before   backward after
+    sequence_parallel=False   nothing           all-reduce out    nothing           all-reduce dX
+    sequence_parallel=True    all-gather x      reduce-scatter    all-gather dOut   reduce-scatter dX
+
+Each moves tokens x hidden elements. down_proj's bias is replicated and added once, to the sum.
+
+Everything here is torch.distributed's public interface, and so are the results: each DTensor states correctly which
+rows it holds, so `full_tensor`, distributed checkpoints and loading into another number of ranks work. For that, a
+packed module's matrix is split in two: in one DTensor, a rank's rows of gate and of up would not be adjacent.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from swiglu_kernels.nn.modules import FusedModule, FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, why_not_plain
+from swiglu_kernels.nn.split import Split
+
+
+class SwiGLUParallel(ParallelStyle):
+    """Split a fused module over the ranks of a mesh: gate and up by rows, down by columns.
+
+    For `parallelize_module`, on FusedSwiGLU, FusedSwiGLUMLP and FusedSwiGLUPackedMLP, also where `patch_model` put
+    them, and before fully_shard, activation checkpointing and torch.compile, all of which work on it.
+
+    Parameters are replaced by DTensors. state_dict keys stay, except for a packed module: `gate_up_proj` becomes
+    `gate_proj` and `up_proj`, the keys of FusedSwiGLUMLP. `torch.cat` of their full tensors is the packed matrix again.
+    Load a packed checkpoint before splitting.
+
+    Args:
+        sequence_parallel: x and the result hold this rank's part of the sequence; else all of it, on every rank.
+        sequence_dim: the sequence's dimension in x, [batch, sequence, hidden] by default. Plain tensors have to be of
+            the same size on all ranks.
+        use_local_output: return a plain tensor; else a DTensor.
+
+    x: a plain tensor, this rank's part or the whole as `sequence_parallel` has it, or a DTensor of any placement.
+    FusedSwiGLU returns this rank's part of the last dimension, which RowwiseParallel takes.
+
+    Raises (in parallelize_module):
+        TypeError: the module is of another class, its projections are no plain Linears, or parameters are sharded.
+        ValueError: intermediate is not divisible by the number of ranks, the mesh has several dimensions, or it was
+            split before.
+    """
+
+    def __init__(
+        self, *, sequence_parallel: bool = False, sequence_dim: int = 1, use_local_output: bool = True
+    ) -> None:
+        super().__init__()
+        self.sequence_dim = sequence_dim if sequence_parallel else None
+        self.use_local_output = use_local_output
+
+    def __repr__(self) -> str:
+        return f"SwiGLUParallel(sequence_dim={self.sequence_dim}, use_local_output={self.use_local_output})"
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _check(module, device_mesh)
+        assert isinstance(module, FusedModule)
+        if isinstance(module, FusedSwiGLUPackedMLP):
+            _part(module)
+
+        def shard(name: str, weight: Placement, bias: Placement) -> None:
+            linear = getattr(module, name)
+            for kind, placement in (("weight", weight), ("bias", bias)):
+                parameter = getattr(linear, kind)
+                if parameter is not None:
+                    shards = distribute_tensor(
+                        parameter.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank
+                    )
+                    setattr(linear, kind, nn.Parameter(shards, requires_grad=parameter.requires_grad))
+
+        shard("gate_proj", Shard(0), Shard(0))
+        shard("up_proj", Shard(0), Shard(0))
+        if not isinstance(module, FusedSwiGLU):
+            shard("down_proj", Shard(1), Replicate())
+        module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output)
+        return module
+
+
+def _check(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Raise where a module cannot be split over a mesh."""
+    name = type(module).__name__
+    if not isinstance(module, (FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP)):
+        raise TypeError(f"SwiGLUParallel: expected a module of swiglu_kernels (patch_model makes them), got {name}")
+    if module.tensor_parallel is not None:
+        raise ValueError(f"{name}: it is split over ranks already, {module.tensor_parallel}")
+    if mesh.ndim != 1:
+        raise ValueError(f"SwiGLUParallel: expected a mesh of one dimension, as mesh['tp'] is, got {mesh.ndim}")
+    packed = isinstance(module, FusedSwiGLUPackedMLP)
+    first = "gate_up_proj" if packed else "gate_proj"
+    for path in (first, "up_proj", "down_proj"):
+        reason = why_not_plain(getattr(module, path)) if hasattr(module, path) else None
+        if reason is not None:
+            raise TypeError(f"{path}: expected a torch.nn.Linear whose parameters are all there is to it, but {reason}")
+    for path, parameter in module.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            raise TypeError(
+                f"{path}: expected a plain torch.nn.Parameter, got a {type(parameter).__name__}; "
+                "parallelize first, then fully_shard"
+            )
+    intermediate = getattr(module, first).out_features // (2 if packed else 1)
+    if intermediate % mesh.size():
+        raise ValueError(
+            f"{first}: expected an intermediate size that is divisible by the {mesh.size()} ranks, got {intermediate}"
+        )
+
+
+def _part(module: FusedSwiGLUPackedMLP) -> None:
+    """Put gate_proj and up_proj in the place of gate_up_proj."""
+    packed, down = module.gate_up_proj, module.down_proj
+    del module.gate_up_proj, module.down_proj
+    for number, name in enumerate(("gate_proj", "up_proj")):
+        linear = nn.Linear(packed.in_features, packed.out_features // 2, bias=packed.bias is not None, device="meta")
+        for kind in ("weight", "bias"):
+            both = getattr(packed, kind)
+            if both is not None:
+                half = both.detach().chunk(2)[number].clone()
+                setattr(linear, kind, nn.Parameter(half, requires_grad=both.requires_grad))
+        setattr(module, name, linear)
+    module.down_proj = down  # behind the others, as in FusedSwiGLUMLP

@@ -1,0 +1,85 @@
+"""Where the ranks of a tensor-parallel group meet in a call: gathers before it, sums after it."""
+
+import dataclasses
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from swiglu_kernels.runtime.checks import check_tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How a module's calls are shared among the ranks of a one-dimensional mesh; autograd goes through all of it."""
+
+    mesh: DeviceMesh
+    sequence_dim: int | None = None
+    """The dimension of x and of the result of which each rank holds its part; None: each holds all."""
+    use_local_output: bool = True
+    """Whether results are plain tensors, or DTensors."""
+
+    def __str__(self) -> str:
+        sequence = "" if self.sequence_dim is None else f", sequence in dimension {self.sequence_dim}"
+        return f"({self.mesh.size()} ranks{sequence})"
+
+    def whole(self, x: object) -> torch.Tensor:
+        """Return all of x from this rank's part of it, or from a DTensor; the ranks' gradients of it are summed.
+
+        Raises:
+            TypeError: x is not a tensor.
+            ValueError: a DTensor is on another mesh, or its sequence does not divide by the number of ranks.
+        """
+        tensor = check_tensor("x", x)
+        if isinstance(tensor, DTensor):
+            if tensor.device_mesh != self.mesh:
+                raise ValueError(f"x: expected a DTensor on {self.mesh}, got one on {tensor.device_mesh}")
+            dim = self._sequence_dim(tensor)
+            if dim is not None and tensor.shape[dim] % self.mesh.size():
+                raise ValueError(
+                    f"x: expected a multiple of {self.mesh.size()} (the ranks) in dimension {dim}, "
+                    f"got {tuple(tensor.shape)}"
+                )
+        else:
+            tensor = DTensor.from_local(tensor, self.mesh, [self._placement(tensor)], run_check=False)
+        return tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+    def own(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a parameter; its gradient is this rank's part of the gradient."""
+        if not isinstance(parameter, DTensor):
+            raise TypeError(f"expected the DTensor that SwiGLUParallel made, got {type(parameter).__name__}")
+        return parameter.to_local()
+
+    def sum(self, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the sum of all ranks' parts, or this rank's tokens of it, plus a bias that every rank has."""
+        placement = self._placement(part)
+        summed = DTensor.from_local(part, self.mesh, [Partial()], run_check=False).redistribute(placements=[placement])
+        if bias is None and not self.use_local_output:
+            return summed
+        out = summed.to_local()
+        if bias is not None:
+            if self.sequence_dim is not None:  # each rank's gradient is of its own tokens
+                bias = self._summed_in_backward(bias)
+            out = out + bias.to(out.dtype)
+        return out if self.use_local_output else DTensor.from_local(out, self.mesh, [placement], run_check=False)
+
+    def columns(self, z: torch.Tensor) -> torch.Tensor:
+        """Return this rank's columns of a result without a down projection, as RowwiseParallel takes them."""
+        return z if self.use_local_output else DTensor.from_local(z, self.mesh, [Shard(-1)], run_check=False)
+
+    def _summed_in_backward(self, tensor: torch.Tensor) -> torch.Tensor:
+        replicated = DTensor.from_local(tensor, self.mesh, [Replicate()], run_check=False)
+        return replicated.to_local(grad_placements=[Partial()])
+
+    def _placement(self, tensor: torch.Tensor) -> Placement:
+        dim = self._sequence_dim(tensor)
+        return Replicate() if dim is None else Shard(dim)
+
+    def _sequence_dim(self, tensor: torch.Tensor) -> int | None:
+        if self.sequence_dim is None:
+            return None
+        if self.sequence_dim not in range(-tensor.dim(), tensor.dim() - 1) or self.sequence_dim == -1:
+            raise ValueError(
+                f"x: expected the sequence in dimension {self.sequence_dim}, before the last, got {tuple(tensor.shape)}"
+            )
+        return self.sequence_dim % tensor.dim()

@@ -1,0 +1,233 @@
+"""The forward's products of a mixture of experts with operands in fp8 by rows, hand-scheduled for Hopper, in Gluon.
+
+    gate_up         h = silu(gate) * up, and pre = (gate, up), from x w_gate_up^T
+    rows            y = h w_down^T
+
+Rows, rings, producer and epilogue are `hopper_experts.py`'s, codes in pairs and the main loop `hopper_fp8.py`'s: both
+consumers share a tile, 64 rows each, whose sums of each stage's 128 of depth they add in fp32 registers. Scales are
+applied to the finished sums, those of x by the token of a row.
+
+Measured on an H200: NOTES.md, "Experts by rows".
+"""
+
+from typing import Any
+
+import torch
+
+from swiglu_kernels.hopper import buffers
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.ops.experts.hopper_epilogue import BLOCK, BUFFERS, PART
+from swiglu_kernels.ops.experts.hopper_experts import (
+    GROUP,
+    ROWS,
+    STAGES,
+    WIDE,
+    Routed,
+    aligned,
+    block_descriptor,
+    dense,
+    flat,
+)
+from swiglu_kernels.ops.experts.routing import Routing, gather
+from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels.runtime.backend import multiprocessors, triton
+from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.runtime.shortcuts.plan import run
+
+Codes = tuple[torch.Tensor, torch.Tensor]
+"""Codes in pairs, of the output's 16-bit dtype with half as many columns, and scales as `Quantised` has them."""
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+    from swiglu_kernels.hopper.buffers import set_up
+    from swiglu_kernels.hopper.loop import multiply_fp8
+    from swiglu_kernels.hopper.shared import synchronize
+    from swiglu_kernels.ops.experts.hopper_epilogue import finish
+    from swiglu_kernels.ops.experts.hopper_producer import produce
+    from swiglu_kernels.ops.experts.hopper_tiles import find, rows_of, tiles_in_all
+
+    _BLOCK, _PART, _WIDE = (gl.constexpr(size) for size in (BLOCK, PART, WIDE))
+    _BUFFERS = gl.constexpr(BUFFERS)
+
+    @gluon.jit
+    def _scaled(block, of_rows, w_scales, left, right):
+        """Return a block times its scales: of column c w_scales[left + c], in the right half w_scales[right + c]."""
+        columns = gl.arange(0, _BLOCK, gl.SliceLayout(0, block.type.layout))
+        of_columns = gl.load(w_scales + gl.where(columns < _PART, left, right) + columns)
+        return block * (of_rows[:, None] * of_columns[None, :])
+
+    @gluon.jit
+    def _consume(
+        given, ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+    ):  # fmt: skip
+        (
+            out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts, units, experts,
+            depth_tiles, N, slots, numbers,
+        ) = given  # fmt: skip
+        BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
+        STEP: gl.constexpr = 2 if INTERLEAVED else 1
+        step = 0
+        for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+            row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), 0, N, _WIDE, None, FORM, GROUP)
+            row += ME * _BLOCK
+            third_0, third_1, third_2 = multiply_fp8(
+                (a_at, b_at, barriers_at), step, depth_tiles, row, first, row, a_scales, w_scales, w_scales, _WIDE, ME,
+                STAGES, False,
+            )  # fmt: skip
+            step += depth_tiles
+            rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, third_0.type.layout))
+            if pair is None:
+                of_rows = gl.load(a_scales + rows)
+            else:
+                pairs = gl.load(pair + rows)
+                of_rows = gl.load(a_scales + pairs // slots, mask=pairs >= 0, other=0.0)
+            at = BOTH * expert * N + STEP * first
+            if FORM == "gate_up" and not INTERLEAVED:
+                third_0 = _scaled(third_0, of_rows, w_scales, at, at)
+                third_1 = _scaled(third_1, of_rows, w_scales, at + N, at + N)
+                third_2 = _scaled(third_2, of_rows, w_scales, at + _BLOCK, at + N + _BLOCK - _PART)
+            else:
+                third_0 = _scaled(third_0, of_rows, w_scales, at, at)
+                third_1 = _scaled(third_1, of_rows, w_scales, at + _BLOCK, at + _BLOCK)
+                third_2 = _scaled(third_2, of_rows, w_scales, at + 2 * _BLOCK, at + 2 * _BLOCK)
+            finish(
+                (third_0, third_1, third_2), (out, pre, bias), row, first, N, at, numbers, buffers, _WIDE,
+                ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+            )  # fmt: skip
+        tma.store_wait(0)
+
+    @gluon.jit(do_not_specialize=("K", "P"))
+    def _experts_fp8_kernel(
+        a, b, b_rest, out, pre, bias, pair, a_scales, w_scales, starts, counts,
+        experts, N, K, P, expert_rows, slots, alpha, limit, up_offset,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
+        FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+    ):  # fmt: skip
+        numbers = alpha, limit, up_offset
+        depth_tiles = gl.cdiv(K, _BLOCK)
+        units = tiles_in_all(counts, experts, 0, N, _WIDE, None, FORM, EXPERTS, 4)
+        a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
+        b_ring = gl.allocate_shared_memory(a.dtype, [3 * STAGES, _BLOCK, _BLOCK], b.layout)
+        buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
+        a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=False)
+        fence_async_shared()
+        synchronize()
+        given = (
+            out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts, units, experts,
+            depth_tiles, N, slots, numbers,
+        )  # fmt: skip
+        gl.warp_specialize(
+            [
+                (_consume, (given, 0, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS)),
+                (_consume, (given, 1, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS)),
+                (
+                    produce,
+                    (
+                        0,
+                        (
+                            a, b, b_rest, None, a_ring, b_ring, barriers, starts, counts, units, experts, 0, N, K, P,
+                            expert_rows, None, None, None, None, None, None,
+                        ),
+                        _WIDE, None, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, 0,
+                    ),
+                ),
+            ],
+            [4, 1],  # warps of the second consumer and of the producer
+            [240, 24],  # their registers; the first consumer gets the rest, 240
+        )  # fmt: skip
+
+
+def _launch(
+    form: str, a: Codes, w: Codes, outs: dict[str, torch.Tensor | None], routed: Routed, columns: int,
+    formula: Formula = PLAIN, interleaved: bool = False,
+) -> Launch:  # fmt: skip
+    (pairs, a_scales), (of_weights, w_scales), (starts, counts, pair, slots) = a, w, routed
+    *matrix, each, _ = flat(of_weights)
+    rest = form == "gate_up" and not interleaved
+    named: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
+    for name in ("out", "pre"):
+        if (tensor := named[name]) is not None:
+            named[name] = block_descriptor(tensor, BLOCK, PART)
+    width = WIDE // 2 if form == "gate_up" else WIDE
+    experts = counts.shape[0]
+    numbers = formula.arguments()
+    return Launch(
+        kernel=_experts_fp8_kernel,
+        grid=(min(pairs.shape[0] // ROWS * -(-columns // width), multiprocessors(pairs.device)),),
+        arguments={"a": block_descriptor(pairs, BLOCK, BLOCK), "b": block_descriptor(of_weights, BLOCK, BLOCK, *matrix)}
+        | {"b_rest": block_descriptor(of_weights, PART, BLOCK, *matrix) if rest else None}
+        | named
+        | {"pair": pair, "a_scales": a_scales, "w_scales": w_scales, "starts": starts, "counts": counts}
+        | {"experts": experts, "N": columns, "K": pairs.shape[1], "P": pairs.shape[0]}
+        | {"expert_rows": each, "slots": slots}
+        | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
+        | {"STAGES": STAGES, "GROUP": GROUP, "FORM": form, "INTERLEAVED": interleaved}
+        | {"EXPERTS": max(32, triton.next_power_of_2(experts))},
+        num_warps=CONSUMER_WARPS,
+        num_stages=STAGES,
+        traps=buffers.lost("ops/experts/hopper_fp8_experts.py"),
+    )
+
+
+def gate_up_launch(
+    x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
+    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
+) -> Launch:  # fmt: skip
+    """Describe the launch that writes h, and gate and up where they are kept.
+
+    Args:
+        x: sorted rows [P, K / 2], and the scales of tokens [T].
+        w_gate_up: [E, 2 N, K / 2] and [E, 2 N], contiguous.
+        h: [P, N], written.
+        pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
+        routed: of the routing.
+        bias: [E, 2 N], contiguous, or None.
+        formula: the gate.
+        interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
+    """
+    outs = {"out": h, "pre": pre, "bias": bias}
+    return _launch("gate_up", x, w_gate_up, outs, routed, h.shape[1], formula, interleaved)
+
+
+def rows_launch(
+    a: Codes, w: Codes, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, bias: torch.Tensor | None = None
+) -> Launch:
+    """Describe the launch that writes out [P, N], each row's product with its expert's weights.
+
+    Args:
+        a: sorted rows [P, K / 2] and their scales [P].
+        w: [E, N, K / 2] and [E, N], contiguous.
+        out: written.
+        starts, counts: of the routing.
+        bias: [E, N], contiguous, or None.
+    """
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts, None, 1), out.shape[1])
+
+
+def gate_up_of_codes(
+    x: Codes, w_gate_up: Codes, routing: Routing, bias: torch.Tensor | None, formula: Formula, interleaved: bool,
+    dtype: torch.dtype, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
+    rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
+    pairs = gather(x[0].view(dtype), routing)
+    h = pairs.new_empty((rows, both // 2))
+    pre = pairs.new_empty((rows, both)) if store_pre else None
+    weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
+    routed = routing.starts, routing.counts, routing.pair, routing.slots
+    run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, dense(bias), formula, interleaved)
+    return h if store_h else None, pre
+
+
+def down_of_codes(
+    h: Codes, w_down: Codes, routing: Routing, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return y [P, H] of codes [P, I] and [E, H, I]."""
+    y = h[1].new_empty((h[0].shape[0], w_down[0].shape[1]), dtype=dtype)
+    pairs, weights = (h[0].view(dtype), h[1]), (aligned(w_down[0].view(dtype)), w_down[1])
+    run(rows_launch, pairs, weights, y, routing.starts, routing.counts, dense(bias))
+    return y

@@ -1,0 +1,80 @@
+"""Which kernels products of quantised operands take: by hand, PyTorch's or portable Triton."""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from swiglu_kernels.ops.fp8 import hopper_fp8
+from swiglu_kernels.ops.fp8.portable_codes import BLOCK, Quantised
+from swiglu_kernels.ops.gate.formula import Formula
+from swiglu_kernels.runtime import internals
+from swiglu_kernels.runtime.backend import INTERPRETING, capability_of
+
+MULTIPLE = 16
+"""Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
+TORCH_FROM = 512
+"""Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
+Operands = tuple[Quantised, Quantised, Quantised]
+"""x, w_gate and w_up."""
+
+
+class Way(NamedTuple):
+    """How gate, up and z are made."""
+
+    schedule: Literal["hopper", "torch", "portable"]
+    """"torch": two products by PyTorch and a pass."""
+    why: str | None
+    """Why not the hand-scheduled kernel, or None."""
+
+
+def glu(operands: Operands, dtype: torch.dtype, has_bias: bool, formula: Formula) -> Way:
+    """Choose for quantised operands, whose results have a dtype of 16 bits."""
+    x, w_gate, _ = operands
+    aside = "kernels are interpreted" if INTERPRETING else hopper_fp8.why_not(*operands, has_bias, formula)
+    return _way(aside, len(x.codes), x.scales.dim() == 2, why_not_by_torch(x, w_gate, dtype, has_bias))
+
+
+def glu_of_sizes(x: torch.Tensor, intermediate: int, blocks: bool, has_bias: bool, formula: Formula) -> Way:
+    """Choose what `glu` does for x [tokens, hidden], which is not quantised yet, where operands lie as kernels like."""
+    aside = hopper_fp8.why_off(x.device, intermediate, blocks, has_bias, formula)
+    sizes = x.shape[0], x.shape[1], intermediate
+    return _way(aside, x.shape[0], blocks, why_not_sizes(x.device, sizes, blocks, x.dtype, has_bias))
+
+
+def _way(aside: str | None, tokens: int, blocks: bool, unfit: str | None) -> Way:
+    by_torch = blocks and tokens >= TORCH_FROM and not unfit
+    return Way("hopper" if aside is None else "torch" if by_torch else "portable", aside)
+
+
+def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
+    """Say why a b^T is not PyTorch's product, or return None where it is.
+
+    Args:
+        a: [R, D]; blockwise scales with the rows last.
+        b: [C, D].
+        dtype: of the product.
+        has_bias: whether a bias is added.
+    """
+    (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
+    if why := why_not_sizes(a.codes.device, (rows, depth, columns), blocks, dtype, has_bias):
+        return why
+    if blocks and a.scales.stride() != (1, rows):
+        return "scales have to lie with the rows last"
+    if blocks and len(b.scales) != columns and not b.scales.is_contiguous():
+        return "scales of weights have to be contiguous"
+    return None
+
+
+def why_not_sizes(
+    device: torch.device, sizes: tuple[int, int, int], blocks: bool, dtype: torch.dtype, has_bias: bool
+) -> str | None:
+    """`why_not_by_torch` of any operands of these rows, depth and columns."""
+    if INTERPRETING or capability_of(device) != (9, 0):
+        return "PyTorch's product was measured on compute capability 9.0 alone"
+    if internals.scaled_mm is None:
+        return "this PyTorch has no torch._scaled_mm"
+    if dtype != torch.bfloat16 or has_bias:
+        return "PyTorch's product is for bfloat16 without a bias"
+    if 0 in sizes or any(size % MULTIPLE for size in sizes) or (blocks and sizes[1] % BLOCK):
+        return f"PyTorch multiplies multiples of {BLOCK if blocks else MULTIPLE}"
+    return None

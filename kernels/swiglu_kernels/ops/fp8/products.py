@@ -1,0 +1,165 @@
+"""Products of quantised operands, each by the fastest way that takes them: by hand, PyTorch's or portable Triton.
+
+Gate, up and SwiGLU are one launch, by hand on Hopper; by blocks and from many tokens on they are two products and a
+pass where that kernel does not take them. A product alone is PyTorch's `_scaled_mm` there, which has full accumulation
+too; on other GPUs, where neither was measured, all of them are the portable kernels'.
+"""
+
+import torch
+from torch.nn.functional import pad
+
+from swiglu_kernels.ops.fp8 import choice, hopper_fp8
+from swiglu_kernels.ops.fp8.choice import Operands
+from swiglu_kernels.ops.fp8.portable_codes import BLOCK, Maxima, Quantised, new_maxima
+from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
+from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
+from swiglu_kernels.ops.fp8.portable_gate import gradients_launch
+from swiglu_kernels.ops.gate.formula import Formula
+from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
+from swiglu_kernels.ops.glu.portable_forward import Biases
+from swiglu_kernels.runtime import internals
+from swiglu_kernels.runtime.backend import multiprocessors
+from swiglu_kernels.runtime.shortcuts import plan
+from swiglu_kernels.runtime.shortcuts.plan import run
+
+SCALES = 4
+"""cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""gate and up."""
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""d_gate, d_up and h."""
+MaximaOf = tuple[Maxima, Maxima, Maxima]
+"""Those of d_gate, d_up and h."""
+UNKNOWN: MaximaOf = ((None, None), (None, None), (None, None))
+
+
+def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
+    """Write a b^T to out by PyTorch."""
+    (codes, scales), (b_codes, b_scales) = a, b
+    if scales.dim() == 1:
+        scales, b_scales = scales[:, None], b_scales[:, None]
+    elif len(b_scales) != len(b_codes):  # those of a weight
+        short = -scales.shape[1] % SCALES
+        b_scales = pad(b_scales, (0, short)) if short else b_scales
+        if internals.scaled_mm_of_blocks:
+            internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
+            return
+        if short:
+            codes, b_codes = (
+                pad(matrix.view(torch.uint8), (0, short * BLOCK)).view(matrix.dtype) for matrix in (codes, b_codes)
+            )
+            scales = pad(scales.t(), (0, 0, 0, short)).t()
+    internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
+
+
+def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
+    _multiply(a, b, out)
+    more = torch.empty_like(out)
+    _multiply(more_a, more_b, more)
+    out.add_(more)
+
+
+def _any(biases: Biases) -> bool:
+    return biases[0] is not None or biases[1] is not None
+
+
+def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
+    """Return gate and up by PyTorch, in preactivations unless these are empty."""
+    x, *weights = operands
+    shape = len(x.codes), len(weights[0].codes)
+    gate, up = (product if product.numel() else product.new_empty(shape) for product in preactivations)
+    for weight, product in zip(weights, (gate, up), strict=True):
+        plan.apply(_multiply, x, weight, product)
+    return gate, up
+
+
+def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations: Pair) -> None:
+    """Write z, or codes and scales of h by blocks, and gate and up unless they are empty."""
+    gate, _ = preactivations
+    pairs = [(codes.view(gate.dtype), scales) for codes, scales in operands]
+    run(hopper_fp8.forward_launch, *pairs, out, preactivations if gate.numel() else None)
+
+
+def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
+    """Write z, and gate and up unless they are empty; arguments as of `portable_fp8.glu_launch`."""
+    schedule = choice.glu(operands, z.dtype, _any(biases), formula).schedule
+    if schedule == "hopper":
+        _launch_by_hand(operands, z, preactivations)
+    elif schedule == "torch":
+        run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
+    else:
+        run(glu_launch, *operands, z, None, preactivations, None, biases, formula)
+
+
+def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula: Formula) -> Quantised | None:
+    """Return h in fp8 whose 16 bits are never stored, which is the way of blocks; None where `write_glu` comes first.
+
+    Arguments are those of `write_glu`; h is rounded to the dtype of gate and up first, which are written unless empty.
+    """
+    x, w_gate, _ = operands
+    if x.scales.dim() == 1:
+        return None
+    tokens, intermediate = len(x.codes), len(w_gate.codes)
+    schedule = choice.glu(operands, preactivations[0].dtype, _any(biases), formula).schedule
+    if schedule == "hopper" and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
+        return None
+    codes = x.codes.new_empty((tokens, intermediate))
+    scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
+    if schedule == "hopper":
+        _launch_by_hand(operands, (codes, scales), preactivations)
+    elif schedule == "torch":
+        run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
+    else:
+        run(glu_launch, *operands, codes, scales, preactivations, None, biases, formula)
+    return Quantised(codes, scales.t())
+
+
+def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    """Write a b^T + bias to out [R, C]."""
+    if choice.why_not_by_torch(a, b, out.dtype, bias is not None) is None:
+        plan.apply(_multiply, a, b, out)
+    else:
+        run(sum_launch, a, b, None, out, bias)
+
+
+def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
+    """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
+    if choice.why_not_by_torch(a, b, out.dtype, False) is None:
+        plan.apply(_add_products, a, b, more_a, more_b, out)
+    else:
+        run(sum_launch, a, b, (more_a, more_b), out)
+
+
+def write_hidden_grad(
+    d_out: Quantised, w_down: Quantised, preactivations: Pair, gradients: Gradients, formula: Formula, maxima: bool
+) -> MaximaOf:
+    """Write d_gate, d_up and, if it is not None, h; arguments as of `portable_fp8.hidden_grad_launch`.
+
+    maxima: whether d_gate, d_up and h are quantised along both axes next, "rowwise". Their largest magnitudes are
+    returned, or Nones where they are not found on the way.
+    """
+    d_gate = gradients[0]
+    if choice.why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
+        d_h = d_gate.new_empty(d_gate.shape)
+        plan.apply(_multiply, d_out, w_down, d_h)
+        return write_gate_gradients(d_h, preactivations, gradients, formula, maxima)
+    run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, None, formula)
+    return UNKNOWN
+
+
+def write_gate_gradients(
+    d_h: torch.Tensor, preactivations: Pair, gradients: Gradients, formula: Formula, maxima: bool
+) -> MaximaOf:
+    """`write_hidden_grad` of a given d_h, 16 bits with any strides."""
+    if d_h.numel() == 0:
+        return UNKNOWN
+    found = UNKNOWN
+    if maxima:
+        d_gate, d_up, h = gradients
+        found = (
+            new_maxima(d_gate, True, True),
+            new_maxima(d_up, True, True),
+            (None, None) if h is None else new_maxima(h, False, True),
+        )
+    run(gradients_launch, d_h, preactivations, *gradients, found, formula)
+    return found

@@ -1,0 +1,1 @@
+"""The gate alone, elementwise: silu_mul and Unsloth's kernels."""

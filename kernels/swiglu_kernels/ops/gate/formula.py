@@ -1,0 +1,110 @@
+"""Which gate the kernels apply: the activation and its numbers, as the public functions take them and as kernels do.
+
+    scaled = gate_multiplier * gate
+    g = min(scaled, limit),  u = clamp(up, -limit, limit)            limit=None: no bound
+    z = g * sigmoid(v(g)) * (u + up_offset)
+
+    activation="silu"        v(g) = alpha * g
+    activation="gelu_tanh"   v(g) = 2 sqrt(2/pi) (g + 0.044715 g^3), since (1 + tanh(a)) / 2 = sigmoid(2 a)
+
+The numbers reach the kernels as run-time arguments, so that a changed number never meets a kernel compiled for another;
+only the choice of the formula is compiled in. With every number at its default nothing is passed: plain SiLU stays as
+short as it can be.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from swiglu_kernels.runtime import backend
+from swiglu_kernels.runtime.backend import tl, triton
+from swiglu_kernels.runtime.checks import check_option, check_scalar
+
+# Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
+BOUNDS_PASS = tl.constexpr(torch.__version__ < "2.14") if backend.TRITON_AVAILABLE else False
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+@dataclasses.dataclass(frozen=True)
+class Formula:
+    """One gate; the defaults are plain SwiGLU."""
+
+    activation: str = "silu"
+    gate_multiplier: float = 1.0
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """It by the names that public functions and definitions have."""
+        return dict(vars(self))
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        """It as numbers, for the schema of an operator; `formula_of` makes it again."""
+        limit = math.inf if self.limit is None else self.limit
+        return float(ACTIVATIONS.index(self.activation)), self.gate_multiplier, self.alpha, limit, self.up_offset
+
+    def arguments(self) -> dict[str, float | str | None]:
+        """Return the kernel arguments `multiplier`, `alpha`, `limit`, `up_offset` and the constexpr FORMULA."""
+        if self == Formula():
+            return {"multiplier": None, "alpha": None, "limit": None, "up_offset": None, "FORMULA": "silu"}
+        return {
+            "multiplier": float(self.gate_multiplier),
+            "alpha": float(self.alpha),
+            "limit": math.inf if self.limit is None else float(self.limit),
+            "up_offset": float(self.up_offset),
+            "FORMULA": "gelu_tanh" if self.activation == "gelu_tanh" else "scaled_silu",
+        }
+
+
+PLAIN = Formula()
+
+
+def check_formula(
+    activation: object, gate_multiplier: object, alpha: object, limit: object, up_offset: object
+) -> Formula:
+    """Return the gate of the options as a public function takes them."""
+    check_option("activation", activation, ACTIVATIONS)
+    formula = Formula(
+        str(activation),
+        check_scalar("gate_multiplier", gate_multiplier),
+        check_scalar("alpha", alpha),
+        None if limit is None else check_scalar("limit", limit),
+        check_scalar("up_offset", up_offset),
+    )
+    if formula.limit is not None and formula.limit < 0:
+        raise ValueError(f"limit: expected a number of at least 0, or None, got {limit!r}")
+    if activation != "silu" and formula.alpha != 1.0:
+        raise ValueError(f"alpha: expected 1.0 with activation={activation!r} (it belongs to 'silu'), got {alpha!r}")
+    return formula
+
+
+def formula_of(numbers: Sequence[float]) -> Formula:
+    """Return the gate of `Formula.numbers`: the same object for the same numbers, which keys of plans compare fast."""
+    return _formula_of(*numbers)
+
+
+@functools.lru_cache
+def _formula_of(activation: float, gate_multiplier: float, alpha: float, limit: float, up_offset: float) -> Formula:
+    bound = None if limit == math.inf else limit
+    return Formula(ACTIVATIONS[int(activation)], gate_multiplier, alpha, bound, up_offset)
+
+
+@triton.jit
+def bounded(gate, up, limit):
+    """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN. For kernels in Gluon and in Triton."""
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+    return gate, tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def passes(value, limit):
+    """Tell where a bound from above lets the gradient pass."""
+    return value <= limit if BOUNDS_PASS else (value < limit) | (limit == float("inf"))  # which stands for none

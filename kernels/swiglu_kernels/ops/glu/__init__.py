@@ -1,0 +1,1 @@
+"""Both projections and the gate: swiglu_glu and swiglu_glu_packed."""

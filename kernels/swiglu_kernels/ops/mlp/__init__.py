@@ -1,0 +1,1 @@
+"""The whole block: swiglu_mlp."""

@@ -1,0 +1,122 @@
+"""Which kernels an MLP's backward takes through w_down; `ops/glu/choice.py` says on what measurements it rests."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels.ops.glu import hopper_products
+from swiglu_kernels.ops.glu.choice import ping_pong, product_choice, product_tiles
+from swiglu_kernels.runtime.backend import INTERPRETING, Capability
+from swiglu_kernels.runtime.launch import vectorises
+from swiglu_kernels.tiles import cards, here
+from swiglu_kernels.tiles.candidates import (
+    BY_TORCH,
+    KERNELS,
+    LINE,
+    Choice,
+    Kernel,
+    Problem,
+    by_hand_is_possible,
+    rows_begin_at,
+)
+from swiglu_kernels.tiles.rules import Tile, down_backward_tile, down_weight_grad_tile
+from swiglu_kernels.tiles.tuning import lookup
+
+
+def hidden_grad_is_by_torch(at: Problem) -> bool:
+    """Whether an MLP's d_gate, d_up and h are, with plain SiLU, where nothing was tuned."""
+    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+        return False
+    in_lines = rows_begin_at(LINE, at.hidden, at.intermediate)
+    by_hand = by_hand_is_possible(at, "hidden gradient")
+    return not (by_hand and in_lines and hopper_products.gate_pays(at.tokens, at.intermediate))
+
+
+def down_weight_grad_is_by_torch(at: Problem) -> bool:
+    """Whether d_w_down is, where nothing was tuned."""
+    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+        return False
+    if not by_hand_is_possible(at, "dW"):
+        return True
+    fills = hopper_products.transposed_fills_waves(at.hidden, at.intermediate, at.multiprocessors)
+    return not fills or not cards.weight_grad_by_hand(at.card, at.tokens, at.hidden * at.intermediate)
+
+
+def _gate_by_hand(at: Problem) -> Choice | None:
+    return product_choice("gate") if hopper_products.gate_pays(at.tokens, at.intermediate) else None
+
+
+def _down_backward(at: Problem, aligned: bool) -> Tile:
+    return down_backward_tile(at.tokens, at.dtype, at.capability, aligned)
+
+
+def _down_weight_grad(at: Problem, aligned: bool) -> Tile:
+    return down_weight_grad_tile(at.hidden, at.dtype, at.capability, aligned)
+
+
+KERNELS |= {
+    "mlp-hidden-grad": Kernel(
+        "tokens", 1, 1, 1, _down_backward, by_torch=hidden_grad_is_by_torch, by_hand=product_tiles("gate"),
+        admitted_as={"gate": "hidden gradient"}, shipped_by_hand=_gate_by_hand,
+    ),
+    "mlp-weight-grad": Kernel(
+        "hidden", 1, 1, 1, _down_weight_grad, by_torch=down_weight_grad_is_by_torch, by_hand=product_tiles("ping-pong"),
+        admitted_as={"ping-pong": "dW"}, shipped_by_hand=ping_pong,
+    ),
+}  # fmt: skip
+
+
+def hidden_grad(
+    d_out: torch.Tensor, w_down: torch.Tensor, stored: Sequence[torch.Tensor], formula: Formula = PLAIN,
+    capability: Capability | None = None, launch: bool = False,
+) -> Choice:  # fmt: skip
+    """Choose what makes d_gate, d_up and h.
+
+    Args:
+        d_out: [tokens, hidden].
+        w_down: [hidden, intermediate].
+        stored: gate, up and what is written beside them, [tokens, intermediate].
+        formula: the gate.
+        capability: of the GPU to choose for; None for that of d_out's device.
+        launch: one launch is asked for, not a product by PyTorch with an elementwise launch behind it.
+    """
+    sizes = d_out.shape[0], d_out.shape[1], w_down.shape[1]
+    at = here.problem_of(d_out, sizes, capability)
+    tuned = lookup("mlp-hidden-grad", d_out, *sizes)
+    aside: str | None = "the hand-scheduled kernels have plain SiLU only"
+    if formula == PLAIN:
+        aside = hopper_products.why_not("hidden gradient", [(d_out, w_down)], stored, at.capability)
+    if not (launch or INTERPRETING or 0 in sizes):
+        counts = tuned if formula == PLAIN or (tuned and tuned.schedule == "portable") else None
+        if counts == BY_TORCH or (counts is None and (aside is not None or hidden_grad_is_by_torch(at))):
+            return replace(BY_TORCH, why="tuned" if counts else aside or "")
+    aligned = vectorises(d_out, w_down, *stored[:3])
+    return here.choose("mlp-hidden-grad", at, tuned, aside, aligned)
+
+
+def down_weight_grad(
+    d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor, capability: Capability | None = None
+) -> Choice:
+    """Choose the launch that makes d_w_down."""
+    sizes = d_out.shape[0], d_out.shape[1], h.shape[1]
+    at = here.problem_of(d_out, sizes, capability)
+    aside = hopper_products.why_not("dW", [(d_out, h)], [d_w_down], at.capability)
+    tuned = lookup("mlp-weight-grad", d_out, *sizes)
+    return here.choose("mlp-weight-grad", at, tuned, aside, vectorises(d_out, h, d_w_down))
+
+
+def down_weight_grad_by_torch(d_out: torch.Tensor, intermediate: int) -> bool:
+    """Whether "auto" makes an MLP's d_w_down by torch, where the other two weight gradients are by Triton.
+
+    Args:
+        d_out: [tokens, hidden].
+        intermediate: columns of w_down.
+    """
+    sizes = d_out.shape[0], d_out.shape[1], intermediate
+    tuned = lookup("mlp-weight-grad", d_out, *sizes)
+    if tuned is not None:
+        return tuned == BY_TORCH
+    hopper = here.hopper_multiprocessors(d_out.device, "dW")
+    return bool(hopper) and down_weight_grad_is_by_torch(here.problem_of(d_out, sizes))

@@ -1,0 +1,1 @@
+"""How a call is checked, described and launched, and what a backward needs of its forward."""

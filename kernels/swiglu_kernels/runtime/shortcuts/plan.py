@@ -1,0 +1,278 @@
+"""Launches that are worked out once for all arguments of a kind.
+
+To describe a launch, bind its arguments and find its compiled kernel takes longer than a small kernel runs. Everything
+but the addresses follows from sizes, strides, types, devices and alignment of the tensors: under these `run` remembers
+the compiled kernel and its arguments. The next launch of that kind only fills in addresses. What a whole call does is
+recorded by `series.py`.
+"""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from swiglu_kernels.runtime.launch import Launch, bind, on_device
+from swiglu_kernels.runtime.precision import float32_dot_precision
+from swiglu_kernels.runtime.shortcuts import door
+from swiglu_kernels.runtime.shortcuts.direct import Launcher, direct
+from swiglu_kernels.runtime.shortcuts.kinds import Kinds, keep
+
+DESCRIBES = {"base", "shape", "strides", "block_shape", "layout", "padding", "round_f32_to_tf32"}
+"""What a TMA descriptor holds in Triton 3.6 to 3.9; one that holds more is made by its own constructor."""
+
+
+class Plan:
+    """Launches, one after the other: their kernels and all arguments but the tensors; it keeps none of them alive."""
+
+    def __init__(self, launch: Launch, tensors: list[torch.Tensor]) -> None:
+        """Take apart a launch that was described from `tensors`, no two of which are the same object."""
+        self.launch: Launcher = _nothing
+        self._runner: Callable[..., None] = _nothing
+        self.scratch: tuple[torch.Size, torch.dtype] | None = None
+        if launch.scratch is not None:
+            self.scratch = launch.scratch.shape, launch.scratch.dtype
+            tensors = [*tensors, launch.scratch]
+        self.then = None if launch.then is None else Plan(launch.then, tensors)
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self.values: list[Any] = []
+        # (position among the kernel's arguments, number of the tensor)
+        self.pointers: list[tuple[int, int]] = []
+        self.descriptors: list[tuple[int, int]] = []
+        for position, name in enumerate(launch.kernel.arg_names):
+            value = launch.arguments[name]
+            tensor = getattr(value, "base", value)  # a TMA descriptor has a base
+            if isinstance(value, torch.Tensor) or tensor is not value:
+                assert id(tensor) in numbers, f"{name}: a launch holds the tensors that it was described from, no views"
+                places = self.pointers if tensor is value else self.descriptors
+                places.append((position, numbers[id(tensor)]))
+                value = None if tensor is value else _maker(value)
+            self.values.append(value)
+
+    def keep(self, compiled: Any, grid: tuple[int, ...], tensors: list[torch.Tensor]) -> None:
+        """Keep what launches the first kernel again, after a launch with these tensors."""
+        self._runner, tensors = compiled[grid], self.with_scratch(tensors)
+        places = self.pointers, self.descriptors
+        self.launch = direct(compiled, grid, tensors, *places, self.arguments, self.by_triton) or self.by_triton
+
+    def by_triton(self, tensors: list[torch.Tensor]) -> None:
+        """Launch the first kernel by what Triton returned."""
+        self._runner(*self.arguments(tensors))
+
+    def with_scratch(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors and, where the launch has some, new scratch."""
+        if self.scratch is None:
+            return tensors
+        shape, dtype = self.scratch
+        return [*tensors, tensors[0].new_empty(shape, dtype=dtype)]
+
+    def run(self, tensors: list[torch.Tensor]) -> None:
+        """Launch with other tensors of the same kind, on their device."""
+        tensors = self.with_scratch(tensors)
+        self.launch(tensors)
+        if self.then is not None:
+            self.then.run(tensors)
+
+    @property
+    def shortest(self) -> Launcher:
+        """What does the same as `run` with the least in between, once the kernels are kept."""
+        return self.launch if self.scratch is None and self.then is None else self.run
+
+    def arguments(self, tensors: list[torch.Tensor]) -> list[Any]:
+        """Return the first kernel's arguments for other tensors of the same kind."""
+        values = self.values.copy()
+        for position, number in self.pointers:
+            values[position] = tensors[number].data_ptr()
+        for position, number in self.descriptors:
+            values[position] = values[position](tensors[number])
+        if self.descriptors:
+            bind(tensors[0].device)
+        return values
+
+
+def _maker(descriptor: Any) -> Callable[[torch.Tensor], Any]:
+    """Return what makes another descriptor like this one, of the same fields for another tensor.
+
+    What its constructor checks is the same for all tensors of a kind, and left out where nothing else can be in it; the
+    fields are attributes of a class then, which takes less time than to copy them.
+    """
+    of_type = type(descriptor)
+    fields = {name: value for name, value in vars(descriptor).items() if name != "base"}
+    like_this = type(of_type.__name__, (of_type,), fields)
+
+    def copied(base: torch.Tensor) -> Any:
+        made: Any = object.__new__(like_this)
+        made.base = base
+        return made
+
+    def constructed(base: torch.Tensor) -> Any:
+        return of_type(**fields, base=base)
+
+    known = vars(descriptor).keys() <= DESCRIBES and not any("__slots__" in vars(base) for base in of_type.__mro__)
+    return copied if known else constructed
+
+
+_VALUES = frozenset({type(None), bool, float, int, str})
+
+
+class _Current(threading.local):
+    recorder: Any = None
+
+
+current = _Current()
+"""Of a thread: what writes down, for a series, what `run` and `apply` do."""
+_plans: dict[tuple[Any, ...], Plan] = {}
+calls: Kinds[Callable[..., torch.Tensor]] = Kinds()
+"""What makes whole calls again, by what they were called with (`repeat.py`); forgotten together with the plans."""
+
+
+def apply(function: Callable[..., Any], *arguments: Any, returning: Callable[..., torch.Tensor] | None = None) -> None:
+    """Call a function that works on tensors by PyTorch, and returns nothing; a series calls it again.
+
+    Args:
+        function: what it does follows from the kind of its arguments.
+        arguments: tensors, tuples of tensors, and values.
+        returning: returns, for the arguments but the last, what `function` writes to the last, in a new contiguous
+            tensor. A series calls it where the last is allocated for that, which takes less time.
+    """
+    recorder = current.recorder
+    if survey is not None:
+        return
+    if recorder is None:
+        function(*arguments)
+        return
+    recorder.note(function, arguments, returning=returning)
+    with recorder.ignoring():
+        function(*arguments)
+
+
+def run(describe: Callable[..., Launch], *arguments: Any) -> None:
+    """Run the launch that `describe(*arguments)` returns, which is asked for once for arguments of a kind.
+
+    Args:
+        describe: may look at sizes, strides, dtype, device and 16-byte alignment of tensors, at the other arguments,
+            at `float32_dot_precision()` and at tuned choices (`tuning.forget` calls `forget`), but at nothing else
+            that can change. The launch holds the tensors as they came, and its own scratch; a view of one would have
+            an address that a plan does not know.
+        arguments: tensors, tuples of tensors, and hashable values.
+    """
+    if survey is not None:
+        _describe_all(describe, arguments)
+        return
+    if not door.is_open():
+        describe(*arguments).run()
+        return
+    key, tensors = key_of((describe, *arguments))
+    found, recorder = _plans.get(key), current.recorder
+    with contextlib.nullcontext() if recorder is None else recorder.ignoring():
+        if found is None:
+            _run_first(key, describe, arguments)
+        else:
+            with on_device(tensors[0].device):
+                found.run(tensors)
+    if recorder is not None:
+        recorder.note(describe, arguments, launch=_plans.get(key), launched=True)
+
+
+survey: Callable[[Launch], object] | None = None
+"""Is handed each launch while launches are surveyed, in all threads: a backward has one of its own."""
+
+
+@contextlib.contextmanager
+def surveyed(by: Callable[[Launch], object]) -> Iterator[None]:
+    """Describe what would run and run nothing, neither launches nor PyTorch's products; outputs stay unwritten."""
+    global survey
+    assert survey is None, "one survey at a time"
+    survey = by
+    try:
+        yield
+    finally:
+        survey = None
+
+
+def _describe_all(describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> None:
+    launch: Launch | None = describe(*arguments)
+    while launch is not None and survey is not None:
+        if 0 not in launch.grid:
+            survey(launch)
+        launch = launch.then
+
+
+def recordable() -> bool:
+    """Tell whether a series may record what this thread does: shortcuts are taken, and no other series records it."""
+    return door.is_open() and current.recorder is None
+
+
+def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:
+    """Return what `run` has remembered of arguments of this kind."""
+    return _plans.get(key_of((describe, *arguments))[0])
+
+
+def forget() -> None:
+    """Forget all plans, so that every launch is described anew."""
+    _plans.clear()
+    calls.clear()
+
+
+def key_of(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Return what arguments of a kind have in common, all that a launch may know of them, and the tensors in them."""
+    parts: list[Any] = []
+    tensors: list[torch.Tensor] = []
+    _collect(arguments, parts, tensors)
+    if tensors[0].dtype == torch.float32:
+        parts.append(float32_dot_precision())
+    return tuple(parts), tensors
+
+
+def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Tensor]) -> None:
+    """Append all of that to `key`, and the tensors to `tensors`."""
+    for argument in arguments:
+        if type(argument) in _VALUES:  # most arguments, found out in less time than what they are not
+            key.append(argument)
+        elif isinstance(argument, torch.Tensor):
+            tensors.append(argument)
+            key += argument.shape, argument.stride(), argument.dtype, argument.device, argument.data_ptr() % 16
+        elif isinstance(argument, tuple):
+            key += tuple, len(argument)
+            _collect(argument, key, tensors)
+        else:
+            key.append(argument)
+
+
+def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> None:
+    tensors: list[torch.Tensor] = []
+    launch = describe(*(apart(argument, tensors) for argument in arguments))
+    plan = Plan(launch, tensors)
+    if _run_and_keep_launchers(launch, plan, tensors):
+        keep(_plans, key, plan)
+
+
+def _run_and_keep_launchers(launch: Launch, plan: Plan, tensors: list[torch.Tensor]) -> bool:
+    """Run launches, and tell whether all can be launched again, as their plans then can."""
+    compiled = launch.run_alone()
+    again = 0 in launch.grid or hasattr(type(compiled), "__getitem__")
+    if not again:
+        warnings.warn(
+            f"this Triton's kernels return {type(compiled).__name__} when launched, not a compiled kernel that can be "
+            "launched again: every launch goes through Triton's argument binder, some 30 us longer",
+            stacklevel=2,
+        )
+    elif compiled is not None:
+        plan.keep(compiled, (*launch.grid, 1, 1)[:3], tensors)
+    if launch.then is not None and plan.then is not None:
+        again = _run_and_keep_launchers(launch.then, plan.then, plan.with_scratch(tensors)) and again
+    return again
+
+
+def apart(argument: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return an argument with every tensor in it as a new object: one that is passed twice takes two places."""
+    if isinstance(argument, torch.Tensor):
+        tensors.append(argument.detach())
+        return tensors[-1]
+    return tuple(apart(part, tensors) for part in argument) if isinstance(argument, tuple) else argument
+
+
+def _nothing(*_: Any) -> None:
+    """Launch an empty grid."""

@@ -1,0 +1,233 @@
+"""An implementation split over ranks: on a rank's part of the weights, with the collectives around it, or without them.
+
+What torch itself offers is a plain MLP under `parallelize_module`; the kernels' row is what `SwiGLUParallel` makes of
+FusedSwiGLUMLP; any other implementation of the registry is put between the same collectives. In a mixture of experts
+each rank has its part of the tokens and of the experts, and tokens travel to their experts:
+
+    forward    all-to-all of the rows of x, one for each (token, expert); the rank's experts on what came in; all-to-all
+               of their results; the weighted sum where the token is
+    in a step  the same two for the gradients, in the other order
+
+How many rows a rank has for another is known after a first exchange of counts, for which the host waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from swiglu_bench.cases.cases import Scope
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.contenders.experts import summed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
+ASYNC = "compile-async-tp"
+
+
+class NothingFused(RuntimeError):
+    """torch found no collective that it could run piece by piece beside a product."""
+
+
+def split(known: Implementation, mesh: DeviceMesh, whole: Problem, by_sequence: bool) -> Implementation:
+    """The implementation with the collectives around it, to be built on a rank's part of the whole problem."""
+    if whole.case.shape.experts:
+        build = partial(between_exchanges, known=known, mesh=mesh)
+    elif known.name in _TORCH:
+        build = partial(_TORCH[known.name], mesh=mesh, whole=whole, by_sequence=by_sequence)
+    else:
+        build = partial(_between_collectives, known=known, mesh=mesh, by_sequence=by_sequence)
+    return dataclasses.replace(known, build=build)
+
+
+def _between_collectives(part: Problem, known: Implementation, mesh: DeviceMesh, by_sequence: bool) -> Step:
+    from swiglu_kernels.nn.split import Split
+
+    meet = Split(mesh, 0 if by_sequence else None)
+    step = known.build(part)
+    forward = step.forward
+    return dataclasses.replace(step, forward=lambda x: meet.sum(forward(meet.whole(x)), None))
+
+
+class _PlainMLP(nn.Module):
+    """As models have it; the weights are not copied."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        for name, projection in PROJECTIONS.items():
+            weight = problem.weights[name].detach()
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            linear.weight = nn.Parameter(weight)
+            setattr(self, projection, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = silu(self.get_submodule("gate_proj")(x)) * self.get_submodule("up_proj")(x)
+        out: Tensor = self.get_submodule("down_proj")(hidden)
+        return out
+
+
+class _Arrived(torch.autograd.Function):
+    """The result of a collective that may be under way -> the same, once it is there; else it would not be timed."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        return out.wait() if hasattr(out, "wait") else out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _torch_mlp(
+    part: Problem,
+    mesh: DeviceMesh,
+    whole: Problem,
+    by_sequence: bool,
+    compiled: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda mlp: mlp,
+) -> Step:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    outside = Shard(0) if by_sequence else Replicate()
+    plan = {
+        # x becomes a DTensor once for both projections, so that their gradients of it are added before the collective
+        "": PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate()),
+        "gate_proj": ColwiseParallel(),
+        "up_proj": ColwiseParallel(),
+        "down_proj": RowwiseParallel(output_layouts=outside),
+    }
+    mlp = parallelize_module(_PlainMLP(whole), mesh, plan, src_data_rank=None)
+    mlp.requires_grad_(part.weights["w_gate"].requires_grad)
+    forward = compiled(mlp)
+    parameters = {name: mlp.get_parameter(f"{projection}.weight") for name, projection in PROJECTIONS.items()}
+
+    def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to_local() if name in parameters else value for name, value in gradients.items()}  # type: ignore[attr-defined]
+
+    return Step(lambda x: _Arrived.apply(forward(x)), parameters, to_canonical)
+
+
+def _compiled(part: Problem, **where: Any) -> Step:
+    return _torch_mlp(part, **where, compiled=partial(torch.compile, fullgraph=True, dynamic=False))
+
+
+def _compiled_async(part: Problem, mesh: DeviceMesh, **where: Any) -> Step:
+    from torch.distributed import _symmetric_memory
+
+    enable = getattr(_symmetric_memory, "enable_symm_mem_for_group", None)
+    if enable is not None:  # a later torch does it by itself
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            enable(mesh.get_group().group_name)
+    compiled = partial(torch.compile, fullgraph=True, dynamic=False, options={"_micro_pipeline_tp": True})
+    return _torch_mlp(part, mesh, **where, compiled=compiled)
+
+
+_TORCH: dict[str, Callable[..., Step]] = {"eager": _torch_mlp, "compile": _compiled, ASYNC: _compiled_async}
+
+
+def check_fused(call: Callable[[], object]) -> None:
+    """Raise NothingFused unless the call, compiled before, runs a product fused with a collective."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    names = {event.key for event in profile.key_averages()}
+    if not any(name.startswith("symm_mem::fused_") for name in names):
+        raise NothingFused(
+            "torch.compile found no collective to pipeline with a product; it would be compile once more"
+        )
+
+
+def _not_by_itself(problem: Problem) -> Step:
+    raise AssertionError(f"{ASYNC} is built by `split` only: {problem.case.label}.")
+
+
+async_tp = implementation(
+    ASYNC,
+    scopes=(Scope.MLP,),
+    description="compile with torch's asynchronous tensor parallelism: collectives in pieces, overlapping products",
+    backend="inductor",
+)(_not_by_itself)
+
+
+def why_no_async(device_type: str, by_sequence: bool) -> str | None:
+    """Why torch's asynchronous tensor parallelism does not apply, in one sentence, or None if it may."""
+    if not by_sequence:
+        return "It splits all-gathers and reduce-scatters; without sequence parallelism there are none."
+    if device_type != "cuda":
+        return "torch's asynchronous tensor parallelism needs GPUs with symmetric memory."
+    with contextlib.suppress(ImportError):
+        if importlib.util.find_spec("torch.distributed._symmetric_memory"):
+            import torch._inductor.config as config
+
+            return None if hasattr(config, "_micro_pipeline_tp") else "This torch has no _micro_pipeline_tp."
+    return "This torch has no symmetric memory."
+
+
+class _Travelled(torch.autograd.Function):
+    """Rows in the order of the ranks that they are for -> those that came, in the order of the ranks they are from."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        ctx.sizes = received, sent
+        found = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(found, rows.contiguous(), received, sent)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Travelled.apply(gradient, *ctx.sizes), None, None
+
+
+def between_exchanges(part: Problem, known: Implementation, mesh: DeviceMesh) -> Step:
+    """The Step of an implementation on a rank's experts, for the rank's tokens, which may have any experts."""
+    assert part.case.shape.experts
+    each = part.case.shape.experts.count
+    step = known.build(part)
+    compute = step.forward
+
+    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        expert = index.flatten()
+        order = expert.argsort(stable=True)
+        counts = (expert // each).bincount(minlength=mesh.size())
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts)
+        sent, received = counts.tolist(), coming.tolist()
+        rows = _Travelled.apply(x[order // index.shape[1]], sent, received)
+        mine = _Travelled.apply(expert[order] % each, sent, received)
+        found = compute(rows, mine[:, None], rows.new_ones(len(rows), 1))
+        return summed(_Travelled.apply(found, received, sent), order, weights)
+
+    return dataclasses.replace(step, forward=forward)
+
+
+def without_exchanges(part: Problem, known: Implementation) -> Step:
+    """The same work on a rank's own tokens: each is for the expert that has its expert's place on this rank."""
+    assert part.case.shape.experts
+    each = part.case.shape.experts.count
+    step = known.build(part)
+    compute = step.forward
+
+    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        rows = x.repeat_interleave(index.shape[1], 0)
+        found = compute(rows, index.flatten()[:, None] % each, rows.new_ones(len(rows), 1))
+        return (found.unflatten(0, index.shape) * weights[..., None]).sum(1).to(x.dtype)
+
+    return dataclasses.replace(step, forward=forward)

@@ -1,0 +1,288 @@
+"""The loop: cases are given to places, each place's court does the task, and each row goes at once to every writer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from swiglu_bench.cases import costs
+from swiglu_bench.cases.cases import WEIGHTS, Case
+from swiglu_bench.machine.machine import Machine
+from swiglu_bench.machine.system import look
+from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.output import Opened, logs, opened
+from swiglu_bench.request import INTERRUPTED, Request, Say
+from swiglu_bench.resume import Fingerprints, Remaining
+from swiglu_bench.rows.csv_table import reason, typed
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.show import Writer
+from swiglu_bench.show.console import ConsoleWriter, Tables
+from swiglu_bench.show.ranking import totals, write_totals
+from swiglu_bench.show.table import nothing_done
+from swiglu_bench.show.tables import memory_tables, verify_detail_tables, verify_tables, workload_tables
+from swiglu_bench.show.times import time_tables
+from swiglu_bench.worker import places as where
+from swiglu_bench.worker import policy
+from swiglu_bench.worker.child import DoesNotEnd
+from swiglu_bench.worker.court import CaseTask
+from swiglu_bench.worker.places import CaseRows, Place, Places, Work
+from swiglu_bench.worker.settings import Settings, Task
+
+POLL_S = 0.2
+OPERATIONS_PER_BYTE = 200
+"""From here on a case is bound by products: 989 TFLOP/s over 4800 GB/s of an H200. Only the order depends on it."""
+ATTEMPTS = 2
+
+
+class NoPlace(RuntimeError):
+    """Cases are left and no place that could run them."""
+
+
+EARLY_ENDS: dict[type[BaseException], str] = {
+    DeviceLost: "The GPU is lost to this process ({}), which ends the sweep; without --in-process it would continue.",
+    DoesNotEnd: "{} The sweep ends here.",
+    NoPlace: "{} The same command with --out and --resume runs them.",
+}
+"""What ends a sweep before its last case, and what the user is told then."""
+
+DONE = {Task.TIME: "timed", Task.MEMORY: "measured", Task.VERIFY: "checked"}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    done: float
+    """Cases, fractions included."""
+    finished: int
+    count: int
+    case: Any
+    """One that is being worked on; None between two."""
+    doing: str
+    where: str
+    """The places, in a few words."""
+    in_order: bool
+
+    def __str__(self) -> str:
+        at = (
+            f"case {self.finished + 1}/{self.count}"
+            if self.in_order
+            else f"{self.finished}/{self.count} on {self.where}"
+        )
+        if self.case is None:
+            return at
+        return f"{at}: {self.case.name}, {self.case.how_many}{', ' if self.doing else ''}{self.doing}"
+
+
+class Schedule:
+    """The cases that wait, by their number; `in_order`, or the longest first."""
+
+    def __init__(self, cases: Sequence[Any], in_order: bool) -> None:
+        # Started last, a long case would keep one place busy while all others are done.
+        cost = (lambda number: 0) if in_order else (lambda number: -expected_cost(cases[number]))
+        self._waiting = sorted(range(len(cases)), key=cost)
+        self._lost: dict[int, list[tuple[Place, str]]] = {}
+
+    def take(self, place: Place, others: Collection[Place]) -> int | None:
+        """The case that an idle place is to run; None: none now. `others` can work, too, and may be busy.
+
+        A case whose place was lost is run elsewhere if possible.
+        """
+        for number in self._waiting:
+            died_at = {lost.seat for lost, _ in self._lost.get(number, [])}
+            if place.seat not in died_at or not any(other.seat not in died_at for other in others):
+                self._waiting.remove(number)
+                return number
+        return None
+
+    def give_back(self, number: int, place: Place, reason: str) -> str | None:
+        """Note that a place was lost over a case; why it is not tried again, or None where it is."""
+        losses = self._lost.setdefault(number, [])
+        losses.append((place, reason))
+        if len(losses) < ATTEMPTS:
+            self._waiting.insert(0, number)
+            return None
+        told = "; then ".join(f"{lost.name} was lost: {why}" for lost, why in losses)
+        return f"Its process ended {len(losses)} times: {told}."
+
+
+def expected_cost(case: Case) -> int:
+    """A figure that grows with the time a case takes: its operations, or the bytes it moves in the time of as many."""
+    names = (*WEIGHTS[case.scope], "x")
+    return max(costs.flops(case, names), costs.min_bytes(case, names) * OPERATIONS_PER_BYTE)
+
+
+def rows(
+    places: Places, cases: Sequence[Any], work: Work, show: Callable[[Progress], object], warn: Say
+) -> Generator[Record]:
+    """All rows of all cases. On several places, a case's rows come when it is finished, so that none comes twice.
+
+    Raises NoPlace when no place is left.
+    """
+    schedule, running, finished = Schedule(cases, places.in_order), dict[int, int](), 0
+    known: dict[int, Place] = {}
+    last = "no place has joined"
+
+    def tell() -> None:
+        place, number = next(iter(running.items()), (-1, -1))
+        shares = [places.doing.get(number, ("", 0.0))[1] for number in running]
+        doing, case = places.doing.get(place, ("", 0.0))[0], cases[number] if running else None
+        names = where.names(list(places.places.values()))
+        show(Progress(finished + sum(shares), finished, len(cases), case, doing, names, places.in_order))
+
+    with contextlib.closing(places):
+        places.start(work, tell)
+        while finished < len(cases):
+            known |= places.places
+            for number, place in list(places.places.items()):
+                others = [other for other in places.places.values() if other is not place]
+                chosen = None if number in running else schedule.take(place, others)
+                if chosen is not None:
+                    running[number] = chosen
+                    places.begin(number, cases[chosen])
+            if not running and not places.joining and not places.places:
+                raise NoPlace(f"{len(cases) - finished} cases are left and no place to run them: {last}.")
+            tell()
+            for event in places.wait(POLL_S):
+                if isinstance(event, CaseRows):
+                    yield from event.records
+                    if event.last:
+                        del running[event.place]
+                        finished += 1
+                    continue
+                place, case = known[event.place], running.pop(event.place, None)
+                last = f"{place.name} was lost: {event.reason}"
+                if case is None:
+                    warn(f"{last}.")
+                    continue
+                given_up = schedule.give_back(case, place, event.reason)
+                if given_up is None:
+                    warn(f"{last}; {cases[case].label} is run once more.")
+                    continue
+                finished += 1
+                blanks = (
+                    policy.blank(work.settings, place.machine, cases[case], each) for each in work.implementations
+                )
+                yield from (row.end(Status.ERROR, given_up) for row in blanks)
+
+
+class _Screen:
+    """What a sweep says."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line of text."""
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A warning."""
+        self.say(f"Warning: {text}", style="yellow")
+
+
+def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
+    """Run all cases; 0 when every row is ok or skipped, 1 with an incorrect one or an error, 130 when interrupted.
+
+    It is 1 as well where rows could not be kept, or where no row that was asked for is ok. Writers in `also` get every
+    row, those kept by `resume` first.
+    """
+    screen, options, settings = _Screen(console), request.options, request.settings
+    interrupted = failed = False
+    with opened(request, this, screen.warn) as into:
+        settings = dataclasses.replace(settings, folder=into.folder)
+        earlier = into.files.rows() if into.files and options.resume else []
+        prints = Fingerprints(request.implementations, settings, this)
+        remaining = Remaining(request.cases, prints, settings.command, earlier)
+        kept = [typed(Record, row) for row in remaining.kept]
+        if len(remaining.todo) < len(request.cases):
+            count = len(request.cases)
+            screen.say(f"{count - len(remaining.todo)} of {count} cases are finished in {into.folder} and are kept.")
+        for writer in also:
+            for record in kept:
+                writer.write(record)
+        in_detail = settings.detail and settings.task is Task.VERIFY
+        in_any_order = not request.places.in_order
+        shown = ConsoleWriter(console, _tables(settings), len(remaining.todo), in_detail, options.quiet, in_any_order)
+        try:
+            if remaining.todo:
+                _run_cases(dataclasses.replace(request, settings=settings), task, remaining, into, shown, also, screen)
+        except KeyboardInterrupt:
+            interrupted = True
+        except tuple(EARLY_ENDS) as error:
+            failed = True
+            screen.warn(EARLY_ENDS[type(error)].format(error))
+        shown.close()
+    found = kept + shown.records
+    if request.workload:
+        failed |= not _show_workload(request, into, found, console, screen)
+    for place in into.places():
+        screen.say(place)
+    if interrupted:
+        screen.say(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
+        return INTERRUPTED
+    failed |= into.files is not None and into.files.lost
+    nothing = nothing_done([row for row in found if row.implementation in request.asked], DONE[settings.task])
+    if nothing:
+        screen.warn(nothing)
+    return int(failed or bool(nothing) or not found or any(row.failed for row in found))
+
+
+def _run_cases(
+    request: Request, task: CaseTask, remaining: Remaining, into: Opened, shown: ConsoleWriter,
+    also: Sequence[Writer], screen: _Screen,
+) -> None:  # fmt: skip
+    """Run what remains; each row goes to the files and W&B before it is shown."""
+    options, settings = request.options, request.settings
+    with logs(into.folder, wanted=lambda: any(row.failed for row in shown.records)) as place:
+        work = Work(task, request.implementations, settings, options.timeout, place, options.wait)
+
+        def show(progress: Progress) -> None:
+            shown.advance(progress.done, str(progress))
+
+        found = rows(request.places, remaining.todo, work, show, screen.warn)
+        if request.places.in_order:
+            _warn_of_load(settings.device.type, screen.warn)
+        with shown, contextlib.closing(found):
+            for record in found:
+                remaining.stamp(record)
+                outdated = remaining.replaced_by(record)
+                if into.files and outdated:
+                    into.files.drop(outdated)
+                for writer in (*into.writers, shown, *also):
+                    writer.write(record)
+
+
+def _warn_of_load(device_type: str, warn: Say) -> None:
+    """Before the first case: what it will share the CPUs with."""
+    load = look()
+    why = load.reason(device_type) if load else ""
+    if why:
+        warn(f"{why} Times will vary, and there will be fewer verdicts.")
+
+
+def _show_workload(request: Request, into: Opened, found: Sequence[Record], console: Console, screen: _Screen) -> bool:
+    """The workload's totals, to their file and the screen; whether the file could be written."""
+    written = True
+    if into.folder:
+        try:
+            write_totals(into.folder, totals(found, request.workload))
+        except OSError as error:
+            written = False
+            screen.warn(f"The workload's totals cannot be written: {reason(error)}.")
+    for part in () if request.options.quiet else workload_tables(found, request.workload):
+        console.print(part)
+    return written
+
+
+def _tables(settings: Settings) -> Tables:
+    """The tables at the end of a command."""
+    if settings.task is Task.VERIFY:
+        return verify_detail_tables if settings.detail else verify_tables
+    return memory_tables if settings.task is Task.MEMORY else partial(time_tables, detail=settings.detail)

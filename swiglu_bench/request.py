@@ -1,0 +1,402 @@
+"""From options to what a command works on: device, cases, implementations, GPUs; bad input is found first."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from swiglu_bench.cases.cases import (
+    DENSE,
+    FOR_EXPERTS,
+    Case,
+    Dtype,
+    Mode,
+    Precision,
+    Routing,
+    Scope,
+    Shape,
+    expand,
+    parse_dtypes,
+    parse_precisions,
+    parse_tokens,
+)
+from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
+from swiglu_bench.rows import baselines
+from swiglu_bench.show import text
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from swiglu_bench.cases.files import Workload
+    from swiglu_bench.cases.implementation import Implementation
+    from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.worker.places import Places
+    from swiglu_bench.worker.settings import Settings
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+REGIMES = {"steady": 0.0, "rested": 0.05}
+"""Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
+VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
+"""Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
+
+Load = Callable[[str], "Implementation"]
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a measuring command was asked for, checked and complete."""
+
+    command: str
+    options: SweepOptions
+    settings: Settings
+    cases: Sequence[Case]
+    implementations: Sequence[Implementation]
+    places: Places
+    """Where the cases are run."""
+    workload: Workload = field(default_factory=dict)
+    """How often each token count was seen, where --workload says it."""
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The implementations that --impl names: a baseline that is measured along with them is none."""
+        return asked(self.options.impl, self.implementations)
+
+
+@contextmanager
+def requested(command: str, options: SweepOptions, console: Console, line: str) -> Iterator[Request]:
+    """The request of the command `line`, until the command ends. Raises BadInput."""
+    if options.detail and command == "memory":
+        raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
+    check_wandb(options)
+    if options.save_baseline is not None:
+        baselines.place(options.save_baseline, command)
+        if not options.csv:
+            raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    timing = options if isinstance(options, TimingOptions) else None
+    workload = _workload_of(timing) if timing else {}
+    with _places_of(options, command == "verify", say) as places:
+        device = places.device
+        cases = _cases_of(command, options, device.type, list(workload) or None)
+        if timing:
+            text.check("--l2", timing.l2, "cold", "hot")
+            text.check("--regime", timing.regime, *REGIMES)
+            check_profilers(timing, device)
+            if timing.layers > 1 and (device.type != "cuda" or command == "backward"):
+                where = "this runs on a CPU" if device.type != "cuda" else "a backward alone is not recorded"
+                raise BadInput(f"--layers records CUDA graphs, and {where}; leave it out.")
+        sanitizer = _sanitizer_of(options, device)
+        settings = _settings_of(command, options, device, line, sanitizer)
+        beside = {settings.baseline_of(case) for case in cases} if timing else ()
+        chosen = implementations_of(options, {case.scope for case in cases}, beside)
+        if not options.impl:
+            precisions = {case.precision for case in cases} | ({Precision.UNQUANTISED} if timing else set())
+            chosen = [one for one in chosen if precisions & one.precisions]
+        for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
+            say(f"Note: --impl runs the code of {path}.")
+        yield Request(command, options, settings, cases, chosen, places, workload)
+
+
+def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
+    """The tool that --sanitize names, or ""."""
+    if not isinstance(options, VerifyOptions) or options.sanitize is None:
+        return ""
+    from swiglu_bench.worker import one_call
+
+    text.check("--sanitize", options.sanitize, *one_call.TOOLS)
+    for name in ("gpus", "ray", "in_process", "detail"):
+        if getattr(options, name):
+            raise BadInput(f"--sanitize does not use --{name.replace('_', '-')}; leave one of them out.")
+    one_call.check(options.sanitize, device)
+    return options.sanitize
+
+
+def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str, sanitizer: str) -> Settings:
+    from swiglu_bench.machine import machine
+    from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.worker.settings import Settings, Task
+
+    timing = options if isinstance(options, TimingOptions) else None
+    return Settings(
+        task=Task.TIME if timing else Task(command),
+        device=device,
+        command=line,
+        run_id=machine.run_id(machine.now()),
+        baseline=timing.baseline if timing else "",
+        rule=_rule_of(timing) if timing else Rule(budget_s=0.0),
+        cold_l2=not timing or timing.l2 == "cold",
+        layers=timing.layers if timing else 1,
+        energy=timing is not None and timing.energy,
+        detail=options.detail,
+        interpreter=command == "verify" and device.type == "cpu",
+        trace=timing is not None and timing.trace,
+        ncu=timing is not None and timing.ncu,
+        sanitizer=sanitizer,
+    )
+
+
+def _rule_of(options: TimingOptions) -> Rule:
+    from swiglu_bench.measure.rounds import Rule
+
+    rule = Rule(warmup_rounds=options.warmup, budget_s=options.budget, rest_s=REGIMES[options.regime])
+    if options.rounds is None:
+        return rule
+    return dataclasses.replace(rule, min_rounds=options.rounds, max_rounds=options.rounds, min_s=0.0)
+
+
+def _workload_of(options: TimingOptions) -> Workload:
+    """The recorded workload that the options name; empty without one."""
+    if options.workload is None:
+        return {}
+    if options.tokens is not None:
+        raise BadInput("--workload and --tokens were given together; give one of them.")
+    from swiglu_bench.cases.files import load_workload
+
+    return load_workload(options.workload)
+
+
+def find_device(name: str | None, interpret: bool) -> torch.device:
+    """The device to use; where Triton's interpreter will be needed, it is switched on before Triton is imported."""
+    from swiglu_bench.machine import machine
+
+    device = machine.find_device(name)
+    if interpret and device.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    return device
+
+
+@contextmanager
+def _places_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Places]:
+    """One device, or the places that `--gpus` or `--ray` names, until the command ends."""
+    gpus, address = options.gpus, options.ray
+    if gpus is None and address is None:
+        device = find_device(options.device, interpret)
+        from swiglu_bench.worker.places import OneDevice
+
+        with closing(OneDevice(device, say, options.in_process)) as one_device:
+            yield one_device
+        return
+    if gpus is not None and address is not None:
+        raise BadInput("--gpus and --ray were given together; give one of them.")
+    if options.in_process:
+        raise BadInput(f"{'--ray' if gpus is None else '--gpus'} needs child processes; leave --in-process out.")
+    places: Places
+    if gpus is not None:
+        if options.device is not None:
+            raise BadInput("--gpus and --device were given together; give one of them.")
+        from swiglu_bench.worker import places as where
+
+        places = where.SeveralGpus(where.gpus(gpus), say)
+    else:
+        from swiglu_bench.worker.ray_cluster import RayCluster
+
+        environment = {"TRITON_INTERPRET": "1"} if interpret else {}
+        places = RayCluster(str(address), options.device, say, environment)
+    with closing(places):
+        yield places
+
+
+def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Sequence[int] | None) -> list[Case]:
+    """The cases that a measuring command visits, with its defaults where an option was not given."""
+    from swiglu_bench.cases.shapes import load_shapes, split_over, with_tokens
+
+    on_gpu = device_type == "cuda"
+    names, scopes, dtypes = ("llama7b", "glu,experts", "bf16") if on_gpu else ("smoke", "glu,experts", "fp32")
+    if command == "verify":
+        whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
+        names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
+    precisions = [Precision.UNQUANTISED]
+    if options.precision is not None:
+        precisions, names, scopes, dtypes = _precisions_of(options, names, scopes)
+    if options.scope is not None and command != "verify":
+        names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
+    shapes = load_shapes(options.shapes if options.shapes is not None else names, options.seed)
+    if command == "verify":
+        shapes = with_tokens(shapes, VERIFY_TOKENS[device_type])
+    if options.scope is not None:
+        scopes = options.scope
+        if options.shapes is None:  # of the command's own, those that the scopes are for
+            shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
+        _check_scopes(scopes_of(scopes), shapes)
+    if options.routing is not None:
+        shapes = _routed(shapes, options.routing)
+    cases = expand(
+        split_over(shapes, options.tp),
+        scopes=scopes_of(scopes),
+        modes=[Mode(command) if isinstance(options, TimingOptions) else Mode.STEP],
+        dtypes=parse_dtypes(options.dtype if options.dtype is not None else dtypes),
+        tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
+        seed=options.seed,
+        precisions=precisions,
+    )
+    unfit = [case for case in cases if case.shape.experts and case.precision not in FOR_EXPERTS]
+    if unfit and (options.shapes is not None or options.scope is not None):
+        fitting = ", ".join(one.value or "bf16" for one in FOR_EXPERTS)
+        raise BadInput(
+            f"--precision {unfit[0].precision} is for dense blocks; for the experts of {unfit[0].shape.name} give "
+            f"one of {fitting}."
+        )
+    return [case for case in cases if case not in unfit]
+
+
+def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list[Precision], str, str, str]:
+    """What --precision asks for, and a command's default shapes, scopes and dtypes with it."""
+    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp", "experts"]
+    if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
+        raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
+    if options.scope is not None and (others := [one for one in split([options.scope]) if one not in own]):
+        raise BadInput(f"--precision is for the scopes {', '.join(own)}, and --scope names {others[0]}; leave it out.")
+    return precisions, names, ",".join(one for one in scopes.split(",") if one in own), "bf16"
+
+
+def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
+    return [one for one in scopes if (one is Scope.EXPERTS) == (shape.experts is not None)]
+
+
+def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
+    """Raise BadInput for a scope that fits none of the shapes, and for a shape that none of the scopes fits."""
+    for shape in shapes:
+        if not _fitting(scopes, shape):
+            kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
+            instead = "leave --scope out" if shape.experts else f"give one of {', '.join(DENSE)}"
+            raise BadInput(f"--scope {', '.join(scopes)}: {shape.name} {kind}; {instead}.")
+    lost = [one for one in scopes if not any(_fitting([one], shape) for shape in shapes)]
+    if lost:
+        raise BadInput(f"--scope {lost[0]}: none of the shapes has it; give one that has, or leave {lost[0]} out.")
+
+
+def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
+    """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
+    routings = [Routing(text.check("--routing", name.strip(), *Routing)) for name in names.split(",")]
+    if not any(shape.experts for shape in shapes):
+        raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
+    return [
+        one for shape in shapes for one in (map(shape.routed, dict.fromkeys(routings)) if shape.experts else [shape])
+    ]
+
+
+def scopes_of(names: str) -> list[Scope]:
+    """Scopes from 'glu,mlp'. Raises BadInput for anything else."""
+    return [Scope(text.check("--scope", part.strip(), *Scope)) for part in names.split(",")]
+
+
+def loader(timeout_s: float | None) -> Load:
+    """What loads implementations of others by their address: in a child process without their code, or here if None."""
+    if timeout_s is None:
+        from swiglu_bench.cases.registry import load
+
+        return load
+
+    def declare(address: str) -> Implementation:
+        from swiglu_bench.worker import court  # a long import, and most commands name no such implementation
+
+        return court.declare(address, timeout_s)
+
+    return declare
+
+
+def catalogue(load: Load) -> list[Implementation]:
+    """The suite's own implementations, and those that installed packages publish."""
+    from swiglu_bench.cases.registry import entry_point_addresses
+    from swiglu_bench.contenders import CATALOGUE
+
+    return [*CATALOGUE, *map(load, entry_point_addresses())]
+
+
+def implementations_of(
+    options: SweepOptions | AuditOptions, scopes: Collection[Scope] = tuple(Scope), baselines: Collection[str] = ()
+) -> list[Implementation]:
+    """The chosen implementations, without --impl those for `scopes`; and the baselines that were not chosen."""
+    from swiglu_bench.cases.registry import select
+
+    wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
+    load = loader(None if options.in_process else options.timeout)
+    known = catalogue(load)
+    comparing = not isinstance(options, VerifyOptions | AuditOptions)
+    unasked = {
+        one.name
+        for one in known
+        if not one.on_request and {*scopes} & (one.scopes - one.variant if comparing else one.scopes)
+    }
+    chosen = select(known, wanted, unwanted, load, unasked)
+    names = [one.name for one in known]
+    for baseline in sorted(set(baselines) - {one.name for one in chosen}):
+        if baseline not in names:
+            raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
+        if not any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
+            chosen = select(known, [baseline]) + chosen
+    return chosen
+
+
+def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
+    """Of the chosen implementations those that --impl names; all where it was not given."""
+    patterns = split(impl)
+    return frozenset(
+        one.name
+        for one in chosen
+        if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
+    )
+
+
+def split(values: Sequence[str] | None, option: str = "") -> list[str]:
+    """The parts of options that may be repeated and hold commas.
+
+    Raises BadInput for an `option` that was given and has none: it would choose as if it had not been given.
+    """
+    parts = [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
+    if option and values and not parts:
+        raise BadInput(f"{option} was given without a name; give one, or leave the option out.")
+    return parts
+
+
+def check_wandb(options: WandbOptions) -> None:
+    """Raise BadInput for an option about a W&B run where none was asked for."""
+    for one in dataclasses.fields(options):
+        if one.name.startswith("wandb_") and getattr(options, one.name) != one.default and not options.log_wandb:
+            name = one.name.replace("_", "-")
+            raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
+
+
+def check_profilers(options: TimingOptions, device: torch.device) -> None:
+    """Raise BadInput where a trace or counters cannot be had."""
+    if options.trace and not options.csv:
+        raise BadInput("--trace writes files, and none are written; give --out, not --no-csv.")
+    if (options.trace or options.ncu) and options.ray is not None:
+        raise BadInput("--trace and --ncu look at this host only, and --ray at others; leave one of them out.")
+    if options.ncu and options.gpus is not None:
+        raise BadInput("--ncu looks at one GPU; give --device instead of --gpus.")
+    if options.ncu and device.type != "cuda":
+        raise BadInput("--ncu reads the counters of an NVIDIA GPU, and this runs on a CPU; leave it out.")
+    if options.ncu and not shutil.which("ncu"):
+        raise BadInput("--ncu: there is no ncu on the PATH; install NVIDIA Nsight Compute, or leave it out.")
+
+
+say_on_stderr = partial(typer.echo, err=True)
+
+
+def command_line() -> str:
+    """How this program was called."""
+    return shlex.join(["swiglu-bench", *sys.argv[1:]])
+
+
+def held(device: torch.device, wait: bool) -> AbstractContextManager[None]:
+    """A GPU for this command alone; a message on stderr says when it has to be waited for."""
+    from swiglu_bench.machine import locks
+
+    return locks.device(device, command_line(), wait, say_on_stderr)

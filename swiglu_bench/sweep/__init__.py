@@ -1,1 +1,0 @@
-"""A sweep from its options to its exit status: cases, resuming, where rows go."""

@@ -1,0 +1,202 @@
+"""Implementations that are right once: what they keep from call to call, and how a model uses a layer, shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from swiglu_bench.cases.cases import Mode, Scope
+from swiglu_bench.cases.implementation import Step
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.tasks.selftest.specimen import (
+    CHECKED_CALLS,
+    Build,
+    Differentiable,
+    Gradients,
+    Specimen,
+    by_backward,
+    by_forward,
+    by_inputs,
+    by_later_forward,
+    glu,
+    right_backward,
+    right_forward,
+    table,
+    with_memory,
+)
+
+NEW_INPUTS, KEPT, INPUTS, LOOP, USE = ("new inputs",), ("kept",), ("inputs unchanged",), ("timed loop",), ("use",)
+LARGE = 96
+"""More tokens and channels than the suite's small layers have."""
+Memory = dict[Any, Any]
+
+
+def _remembering(key: Callable[[Tensor], Hashable]) -> Build:
+    """Each answer is computed once, and found again by a key of the input."""
+
+    def forward(answers: Memory, x: Tensor, *weights: Tensor) -> Tensor:
+        if key(x) not in answers:
+            answers[key(x)] = right_forward(x, *weights)
+        return answers[key(x)].clone()
+
+    return with_memory(forward)
+
+
+def _gradient_accumulated(total: Memory, *given: Tensor) -> Gradients:
+    dx, *own = right_backward(*given)
+    total["dw"] = [old + new for old, new in zip(total["dw"], own, strict=True)] if total else own
+    return dx, total["dw"][0].clone(), total["dw"][1].clone()
+
+
+def _one_buffer(after: int) -> Build:
+    """From call number `after` on, each call returns the memory of the one before."""
+
+    def forward(outputs: Memory, *given: Tensor) -> Tensor:
+        out, number = right_forward(*given), len(outputs)
+        outputs[number] = outputs[number - 1].copy_(out).detach() if number > after else out
+        return outputs[number].view_as(out)
+
+    return with_memory(forward)
+
+
+def _weight_changed(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+    """By one element in its last place: no tolerance sees it in the output."""
+    out = right_forward(x, w_gate, w_up)
+    w_up.detach()[0, 0].nextafter_(w_up.new_tensor(9.0))
+    return out
+
+
+def _weight_rounded(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+    w_up.detach()[0] = w_up.detach()[0].bfloat16().to(w_up.dtype)
+    return right_forward(x, w_gate, w_up)
+
+
+def _input_changed(problem: Problem) -> Step:
+    def forward(x: Tensor, *weights: Tensor) -> Tensor:
+        out = right_forward(x, *weights)
+        x.detach().mul_(2.0)
+        return out
+
+    return glu(problem, forward, lambda dz, x, *weights: right_backward(dz, x / 2, *weights))
+
+
+def _saving_in(workspace: Memory, x: Tensor, *weights: Tensor) -> Tensor:
+    workspace["x"] = x.clone()
+    return right_forward(x, *weights)
+
+
+def _inference_overwrites(problem: Problem) -> Step:
+    """A model that is evaluated between a forward and its backward, such as a teacher."""
+    weights, saved = problem.weights.values(), list[Tensor]()
+
+    def forward(x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            for workspace in saved:
+                workspace[: len(x)] = x[: len(workspace)]
+            return right_forward(x, *weights)
+        own = x.detach().clone()
+        saved[:] = [own]
+        return Differentiable.apply(right_forward, lambda dz, _, *rest: right_backward(dz, own, *rest), x, *weights)
+
+    return Step(forward)
+
+
+def _assigned_gradients(problem: Problem) -> Step:
+    """Gradient accumulation keeps the last micro-batch only."""
+
+    def backward(*given: Tensor) -> Any:
+        dx, *gradients = right_backward(*given)
+        for weight, gradient in zip(problem.weights.values(), gradients, strict=True):
+            weight.grad = gradient
+        return dx, None, None
+
+    return glu(problem, backward=backward)
+
+
+def _zeros_unless_all(dz: Tensor, *saved: Tensor) -> Any:
+    return [value * all(tensor.requires_grad for tensor in saved) for value in right_backward(dz, *saved)]
+
+
+def _stale_weights(rows: int) -> Build:
+    """Packs the weights once, where they have more rows than that."""
+
+    def build(problem: Problem) -> Step:
+        packed = [value.detach().clone() for value in problem.weights.values()]
+        return by_inputs(lambda x, *weights: (x, *(packed if len(packed[0]) > rows else weights)))(problem)
+
+    return build
+
+
+_PACKED: dict[torch.Size, tuple[Tensor, ...]] = {}
+
+
+def _packed_by_shape(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Every layer of a model has weights of the same shape."""
+    return x, *_PACKED.setdefault(weights[0].shape, tuple(value.detach() for value in weights))
+
+
+def _without_strides(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """A pointer and no strides."""
+    return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()), *weights
+
+
+def _overflows_when_large(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+    gate = x @ w_gate.T
+    return silu(gate.clamp(max=20) if len(x) > LARGE else gate) * (x @ w_up.T)
+
+
+def _one_number_of_tokens(first: Memory, x: Tensor, *weights: Tensor) -> Tensor:
+    """A grid or a graph that was made for the first call."""
+    out = right_forward(x, *weights)
+    if first.setdefault("tokens", len(x)) != len(x) and x.dim() == 2:
+        out[-1] = 0
+    return out
+
+
+_forward = partial(Specimen, mode=Mode.FORWARD)
+SPECIMENS = table(
+    __name__,
+    Specimen("gradient-accumulated", "adds to its weight gradients instead of assigning", NEW_INPUTS,
+             with_memory(lambda _, *given: right_forward(*given), _gradient_accumulated)),
+    _forward("first-answer", "returns its first answer for ever", NEW_INPUTS, _remembering(lambda x: None)),
+    Specimen("cached-by-address", "remembers its answers by the address of the input", NEW_INPUTS,
+             _remembering(Tensor.data_ptr)),
+    _forward("cached-by-rounded-content", "remembers its answers by the rounded mean of the input", NEW_INPUTS,
+             _remembering(lambda x: round(x.float().mean().item()))),
+    Specimen("right-once", "zeros after the first call", NEW_INPUTS,
+             by_later_forward(lambda *given: right_forward(*given) * 0, calls=2)),
+    _forward("found-in-memory", "after some calls it returns memory as it finds it", LOOP,
+             by_later_forward(lambda x, w_gate, w_up: x.new_empty(x.shape[0], w_gate.shape[0]))),
+    Specimen("one-buffer", "every call returns the same memory", KEPT, _one_buffer(after=0)),
+    _forward("one-buffer-later", "after some calls, every call returns the same memory", KEPT,
+             _one_buffer(after=CHECKED_CALLS)),
+    _forward("output-over-input", "writes its output over gate", ("aliasing", *INPUTS),
+             lambda _: Step(lambda gate, up: gate.copy_(silu(gate) * up)), Scope.ACTIVATION),
+    Specimen("weights-changed", "leaves a weight otherwise than it found it", INPUTS, by_forward(_weight_changed)),
+    _forward("weights-changed-later", "after some calls it rounds a weight", (*INPUTS, *LOOP),
+             by_later_forward(_weight_rounded)),
+    Specimen("input-changed", "scales x and does not scale it back", INPUTS, _input_changed),
+    Specimen("shared-workspace", "two calls share the memory in which they save x", USE,
+             with_memory(_saving_in, lambda saved, dz, _, *weights: right_backward(dz, saved["x"], *weights))),
+    Specimen("inference-overwrites", "inference writes into what a forward has saved for its backward", USE,
+             _inference_overwrites),
+    Specimen("assigned-gradients", "assigns weight gradients instead of adding them", USE, _assigned_gradients),
+    Specimen("needs-every-gradient", "returns zeros where one of its inputs needs no gradient", USE,
+             by_backward(_zeros_unless_all)),
+    Specimen("stale-weights", "packs its weights once", USE, _stale_weights(rows=0)),
+    Specimen("stale-when-large", "packs its weights once, where they are many", USE, _stale_weights(rows=LARGE),
+             task="verify"),
+    Specimen("weights-by-shape", "keeps packed weights by their shape", USE, by_inputs(_packed_by_shape)),
+    Specimen("overflows-when-large", "bounds the gate at 20, where tokens are many", USE,
+             by_forward(_overflows_when_large), task="verify"),
+    Specimen("first-batch-only", "computes the first sequence of a batch for all", USE,
+             by_forward(lambda x, *weights: right_forward(x if x.dim() == 2 else x[:1].expand_as(x), *weights))),
+    Specimen("ignores-strides", "reads its input as if it were contiguous", USE, by_inputs(_without_strides)),
+    Specimen("one-number-of-tokens", "leaves out the last token where there are more or fewer than at first", USE,
+             with_memory(_one_number_of_tokens)),
+)  # fmt: skip

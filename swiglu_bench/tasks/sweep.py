@@ -1,0 +1,70 @@
+"""What a measuring command does, for the command line and for Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swiglu_bench.options import SweepOptions
+from swiglu_bench.request import requested
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from swiglu_bench.rows.finished_run import FinishedRun
+    from swiglu_bench.worker.court import CaseTask
+    from swiglu_bench.worker.settings import Settings
+
+
+def task_of(settings: Settings) -> CaseTask:
+    """The task that settings ask for."""
+    from swiglu_bench.tasks.memory import memory
+    from swiglu_bench.tasks.time import time
+    from swiglu_bench.tasks.verify import sanitize, verify
+    from swiglu_bench.worker.settings import Task
+
+    if settings.sanitizer:
+        return sanitize
+    return {Task.TIME: time, Task.MEMORY: memory, Task.VERIFY: verify}[settings.task]
+
+
+def perform(command: str, options: SweepOptions, console: Console, line: str) -> tuple[int, FinishedRun]:
+    """Do what the command `line` asks for: its exit status and its rows. Raises BadInput before any work starts."""
+    if not options.in_process and command != "verify":  # which may yet need Triton's interpreter
+        start_forkserver()
+    with requested(command, options, console, line) as request:
+        if not options.in_process:
+            start_forkserver()
+        from swiglu_bench.affordable import check_sweep
+        from swiglu_bench.loop import sweep
+        from swiglu_bench.output import about, folder_of
+        from swiglu_bench.rows.finished_run import Collected, FinishedRun
+
+        this, rows = request.places.assemble(), Collected()
+        check_sweep(request, this)
+        status = sweep(request, task_of(request.settings), this, console, also=[rows])
+        folder = folder_of(command, options, this, request.settings.run_id)
+        if options.save_baseline is not None and folder:
+            keep_baseline(options.save_baseline, command, folder, status, console)
+        return status, FinishedRun(rows.records, about(request, this), folder)
+
+
+def keep_baseline(name: str, command: str, folder: Path, status: int, console: Console) -> None:
+    """Save a run that ended well as a baseline, and say where, or why not."""
+    from swiglu_bench.rows import baselines
+
+    if status:
+        said = f"Warning: the baseline {name} is not saved, because the command exits with {status}."
+    else:
+        try:
+            said = f"Baseline {name}: {baselines.save(name, command, folder)}"
+        except OSError as error:
+            said = f"Warning: the baseline {name} is not saved: {error.strerror}."
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+def start_forkserver(*also: str) -> None:
+    """Let the imports of child processes begin while this process imports its own."""
+    from swiglu_bench.worker import forkserver
+
+    forkserver.start(*also)

@@ -1,0 +1,339 @@
+"""All ranks as one court: every rank runs the same code, and what each finds is merged.
+
+A time is that of the slowest rank, a verdict that of the worst. A contender's part is that of any contender's process
+(`Workbench`), but all share a process here, with the judge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import random
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from swiglu_bench.cases import registry
+from swiglu_bench.cases.cases import Case, Mode
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.check.built import Built
+from swiglu_bench.check.conduct import GlobalState
+from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
+from swiglu_bench.check.results import Letterbox
+from swiglu_bench.contenders import split
+from swiglu_bench.machine import machine
+from swiglu_bench.measure.clock import Clock, Sample
+from swiglu_bench.measure.resources import measure_memory
+from swiglu_bench.tasks.tp.judge import OF_TOKENS, PartOfTokens, RankJudge, gather_into, said
+from swiglu_bench.tasks.tp.plan import (
+    ASYNC,
+    LOCAL,
+    SINGLE,
+    Collective,
+    SplitPlan,
+    Splitting,
+    bus_bytes,
+    key,
+    kinds,
+    local,
+)
+from swiglu_bench.worker import policy
+from swiglu_bench.worker.admission import Drawn
+from swiglu_bench.worker.judge_bench import JudgeBench
+from swiglu_bench.worker.ranks import OWN_S, Group, Send
+from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, MemoryReport, Report, SampleReport
+from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.turns import FULL_SHARE, RoundJudge
+from swiglu_bench.worker.workbench import Workbench, forget_compiled
+
+R = TypeVar("R", bound=Report)
+LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
+"""Of the tensor whose collectives are the ceiling: far beyond what latency matters to."""
+WARMUPS, SAMPLES = 3, 9
+
+
+class Seat(Workbench):
+    """One contender in a rank's process, run one way."""
+
+    def __init__(self, settings: Settings, implementation: Implementation, clock: Clock, kind: Splitting) -> None:
+        super().__init__(settings, implementation, GlobalState())
+        self._clock, self.kind = clock, kind
+
+    def take_up(self, problem: Problem, desk: Desk, tokens: int) -> BuildReport:
+        """Build for a problem; its inputs come from a desk, and it hands over so many tokens."""
+        self._problem = problem
+        self._built = Built(self._implementation, problem)
+        self._built.desk = desk
+        own = {name: value.to_local() if hasattr(value, "to_local") else value
+               for name, value in self._built.parameters.items()}  # fmt: skip
+        self._weights = own | problem.parameters
+        found = sizes(problem.case)
+        found["output"] = found["x"]
+        found |= {name: (tokens, found[name][1]) for name in OF_TOKENS}
+        wanted = {name: found[name] for name in ("output", *self._built.gradients)}
+        self._boxes["results"] = Letterbox.here(wanted, torch_dtype(problem.case), problem.device)
+        return BuildReport(gradients=list(self._built.gradients))
+
+    @property
+    def results(self) -> Mapping[str, Tensor]:
+        """What was handed over last."""
+        return self._boxes["results"].tensors
+
+    def memory(self, draw: Draw) -> MemoryReport:
+        """Bytes of one call of the case's mode."""
+        call = self._built.call(self._problem.case.mode, draw, upstream_first=True)
+        call.begin()
+        call.prepare()
+
+        def run() -> Tensor:
+            call.run(nullcontext)
+            output: Tensor = call.results()["output"]
+            return output
+
+        use = measure_memory(self._problem.device, run, None)
+        return MemoryReport(saved_bytes=use.saved_bytes, peak_bytes=use.peak_bytes, kept_bytes=use.kept_bytes)
+
+    def check_fused(self, draw: Draw) -> None:
+        """Raise NothingFused unless the call, compiled before, runs a product fused with a collective."""
+        split.check_fused(self._built.call(self._problem.case.mode, draw, upstream_first=True))
+
+
+class RankCourt:
+    """All ranks and their judges, as this rank has them; a Court of `worker`. Rank 0 sends where it is."""
+
+    def __init__(self, group: Group, settings: Settings, plan: SplitPlan, send: Send) -> None:
+        self.group, self.settings, self._send = group, dataclasses.replace(settings, device=group.device), send
+        self.clock, self.machine = group.clock(), machine.describe(group.device)
+        self.machines: list[dict[str, Any]] = group.gather(self.machine.as_dict())
+        """Of all ranks."""
+        self._known = {declared.name: registry.find(declared) for declared in plan.everybody}
+        self._whose = ""
+        self._ceilings: dict[Any, float | None] = {}
+        self._bare: dict[bool, Callable[[], None]] = {}
+
+    @classmethod
+    def join(cls, settings: Settings, plan: SplitPlan, processes: int, send: Send) -> RankCourt:
+        """Meet the others where the environment says, and load implementations.
+
+        So many `processes` on this machine share the CPU's threads; 0: torchrun has seen to that.
+        """
+        quiet()
+        device = settings.device
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        else:
+            torch.set_num_threads(max(1, torch.get_num_threads() // max(1, processes)))
+        return cls(Group.join(device, plan.timeout_s, watched=processes > 0), settings, plan, send)
+
+    @property
+    def judge(self) -> JudgeBench:
+        """All ranks' judges of the case."""
+        return cast(JudgeBench, self._judges)
+
+    def run(self, action: Callable[[], Any], whose: str) -> list[Any]:
+        """What all ranks return; raises ContenderFailed and ranks.GroupLost. `whose` code runs is told before."""
+        if whose != self._whose:
+            self._send("whose", whose)
+            self._whose = whose
+        return self.group.together(action, self.group.limit_s if whose else max(self.group.limit_s, OWN_S))
+
+    def own(self, action: Callable[[], Any]) -> list[Any]:
+        """The same for what no implementation's code runs for."""
+        return self.run(action, "")
+
+    def begin(self, case: Case) -> Drawn:
+        """Take up a case: what is drawn for it, the same on all ranks."""
+        drawn = self.group.first(Drawn.new())
+
+        def take_up() -> None:
+            self._case = case
+            self._judges = RankJudge(self.group, case, drawn, self.own)
+
+        self.own(take_up)
+        return drawn
+
+    def end(self) -> None:
+        """Let go of the case."""
+        self._bare.clear()
+        self.__dict__.pop("_judges", None)
+        forget_compiled()
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def why_not(self, case: Case, name: str, way: bool) -> str:
+        """Why an implementation takes no part, in one sentence, or "" if it does; of this rank."""
+        known, device = self._known[name], self.group.device
+        if large := policy.too_large(self.settings, case, machine.free_memory_bytes(device)):
+            return f"One GPU runs the case whole. {large}"
+        if case.shape.experts and known.backend == "inductor":
+            return "A rank has a different number of rows in every call, and it is compiled for one."
+        if case.mode is not Mode.FORWARD and known.trains != "everything":
+            return "It yields no weight gradients, which a step has."
+        refusal = split.why_no_async(device.type, way) if known.name == ASYNC else None
+        return refusal or policy.inapplicable(self.settings, self.machine, local(case, self.group.size), known) or ""
+
+    def build(self, name: str, implementation: str, kind: Splitting) -> BuildReport:
+        """Build on this rank: split one way, without collectives, or whole."""
+        known, whole, part = self._known[implementation], self._judges.whole, self._judges.split.problem
+        desk, tokens, by_tokens = Desk(whole), self._case.tokens, kind is True
+        if kind == SINGLE:
+            part = whole
+        elif kind != LOCAL:
+            known = split.split(known, self.group.mesh, whole, bool(kind))
+        elif whole.case.shape.experts:
+            known = dataclasses.replace(known, build=partial(split.without_exchanges, known=known))
+            by_tokens = True
+        if by_tokens:
+            desk, tokens = PartOfTokens(whole, self.group), tokens // self.group.size
+        seat = self._judges.seats[name] = Seat(self.settings, known, self.clock, kind)
+        try:
+            return seat.take_up(part, desk, tokens)
+        finally:
+            seat.conduct()  # puts back what is not its own
+
+    def answer(self, name: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """A contender's answer on this rank."""
+        seat = cast(Seat, self._judges.seats[name])
+        try:
+            return getattr(seat, method)(*arguments)
+        finally:
+            seat.conduct()
+
+    def take_collectives(self, way: bool, number: int, lead_us: float) -> Sample:
+        """Time the bare collectives of a call of the case once."""
+
+        def take() -> SampleReport:
+            if way not in self._bare:
+                elements = self._case.pairs * self._case.shape.hidden
+                these = kinds(self._case.mode, way, self._case.scope)
+                self._bare[way] = bare(self.group, these, elements, torch_dtype(self._case))
+            taken = self.clock.sample(self._bare[way], lead_us)
+            return SampleReport(
+                ms=taken.ms, host_us=taken.host_us, queue_us=taken.queue_us, queue_filled=taken.queue_filled,
+                delivered=[], faults={},
+            )  # fmt: skip
+
+        found: Sample = merged(self.own(take)).sample()
+        return found
+
+    def ceiling_gbps(self, way: bool) -> float | None:
+        """Bus bandwidth of large collectives of the same kinds in 10^9 bytes per second, measured once; None alone."""
+        if self.group.size == 1:
+            return None
+        known = these, dtype = kinds(Mode.FORWARD, way, self._case.scope), torch_dtype(self._case)
+        if known not in self._ceilings:
+            self._ceilings[known] = min(self.own(lambda: self._large_gbps(these, dtype)))
+        return self._ceilings[known]
+
+    def _large_gbps(self, these: tuple[Collective, ...], dtype: torch.dtype) -> float:
+        size_bytes = LARGE_BYTES[self.group.device.type]
+        call = bare(self.group, these, size_bytes // dtype.itemsize, dtype)
+        for _ in range(WARMUPS):
+            call()
+        ms = statistics.median(self.clock.sample(call, 100.0).ms for _ in range(SAMPLES))
+        return bus_bytes(these, size_bytes, self.group.size) / ms / 1e6
+
+
+class RankContender:
+    """One implementation on all ranks, run one way; a Contender of `worker`. It is called `alias` where it is one."""
+
+    def __init__(self, court: RankCourt, implementation: Implementation, kind: Splitting, alias: str = "") -> None:
+        self.name, self.implementation, self.kind = key(alias or implementation.name, kind), implementation, kind
+        self._court = court
+
+    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
+        """As Contender has it."""
+        if method == "deliver_weights":  # each rank's judge has them
+            return cast(R, CallReport(delivered=[], faults={}, conduct={}))
+        name = self.implementation.name
+        action: Callable[[], Any] = partial(self._court.answer, self.name, method, arguments)
+        if method == "build":  # the case has begun on all ranks
+            action = partial(self._court.build, self.name, name, self.kind)
+        found: R = merged(self._court.run(action, name))
+        return found
+
+    def tell(self, method: str, *arguments: Any) -> str:
+        """As Contender has it."""
+        if method != "open_letterbox":  # each rank's judge has its own
+            self._court.run(partial(self._court.answer, self.name, method, arguments), self.implementation.name)
+        return ""
+
+    def end(self) -> None:
+        """It ends with the case."""
+
+
+class RankRoundJudge(RoundJudge):
+    """Draws alike on all ranks."""
+
+    def __init__(self, court: RankCourt, names: Callable[[str], Sequence[str]]) -> None:
+        super().__init__(court, names)
+        self._group = court.group
+
+    def draw(self, number: int, name: str) -> Draw:
+        """As rank 0 draws."""
+        return self._group.first(super().draw(number, name))
+
+    def judge(self) -> dict[str, Exception]:
+        """Whether a round is judged in full, is rank 0's lot too."""
+        self._full_share = float(self._group.first(random.SystemRandom().random() < FULL_SHARE))
+        return super().judge()
+
+
+def merged(reports: Sequence[Any]) -> Any:
+    """One report of all ranks', which are of one kind."""
+    first = reports[0]
+    if isinstance(first, MemoryReport):
+        return max(reports, key=lambda report: report.peak_bytes)
+    found: dict[str, Any] = {}
+    if isinstance(first, CallReport | SampleReport):
+        reasons = [{name: fault.reason for name, fault in report.faults.items()} for report in reports]
+        faults = {name: fault.check for report in reports for name, fault in report.faults.items()}
+        found["faults"] = {n: FaultReport(check=check, reason=said(reasons, n)) for n, check in faults.items()}
+        found["delivered"] = [name for name in first.delivered if all(name in report.delivered for report in reports)]
+    if isinstance(first, SampleReport):
+        found |= {name: max(getattr(report, name) for report in reports) for name in ("ms", "host_us", "queue_us")}
+        found["queue_filled"] = all(report.queue_filled for report in reports)
+    elif isinstance(first, CallReport):
+        conducts = [report.conduct for report in reports]
+        found["conduct"] = {name: said(conducts, name) for conduct in conducts for name in conduct}
+    return first.model_copy(update=found)
+
+
+def bare(group: Group, these: tuple[Collective, ...], elements: int, dtype: torch.dtype) -> Callable[[], None]:
+    """A call that runs these, one after the other, on tensors of so many elements."""
+    elements -= elements % group.size**2
+    whole = torch.zeros(elements, dtype=dtype, device=group.device)  # sums of zeros stay finite however often
+    part = torch.zeros(elements // group.size, dtype=dtype, device=group.device)
+    from_all = torch.zeros_like(part)
+    calls: dict[Collective, Callable[[], object]] = {
+        Collective.ALL_REDUCE: lambda: dist.all_reduce(whole),
+        Collective.ALL_GATHER: lambda: gather_into(whole, part),
+        Collective.REDUCE_SCATTER: lambda: getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(
+            part, whole
+        ),
+        Collective.ALL_TO_ALL: lambda: dist.all_to_all_single(from_all, part),
+    }
+
+    def run() -> None:
+        for kind in these:
+            calls[kind]()
+
+    return run
+
+
+def quiet() -> None:
+    """Keep what torch says of its own interfaces from every rank's screen."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.*")
+    warnings.filterwarnings("ignore", message=".*To construct DTensor from torch.Tensor.*")
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)

@@ -1,0 +1,495 @@
+"""patch_model on real transformers models, tiny and randomly initialised, held against the unpatched model."""
+
+import copy
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accuracy import DEVICE, assert_as_accurate_as_eager
+from torch import nn
+
+from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, patch_model, unpatch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # every model here is made from a config
+transformers = pytest.importorskip("transformers")
+
+# Of the interpreter, where a self-check makes gates large: exp(-v) = inf, so that sigmoid(v) = 0.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+FAMILIES = ["Llama", "Qwen2", "Qwen3", "Mistral", "Phi3"]
+BY_STRUCTURE = ["Gemma", "Gemma2", "Gemma3", "Olmo2", "SmolLM3", "Granite", "Cohere2", "Glm4"]
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TOKEN_IDS = torch.randint(3, 40, (2, 7), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+
+def stock_model(family: str, **changes: Any) -> nn.Module:
+    """A causal language model of a family, with seeded weights."""
+    torch.manual_seed(0)
+    if not hasattr(transformers, f"{family}ForCausalLM"):
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
+        **SIZES | changes
+    )
+    return getattr(transformers, f"{family}ForCausalLM")(config).to(DEVICE)
+
+
+def stock_and_patched(family: str, **options: Any) -> tuple[nn.Module, nn.Module]:
+    stock = stock_model(family)
+    patched = copy.deepcopy(stock)
+    assert len(patch_model(patched, **options).changed) == SIZES["num_hidden_layers"]
+    return stock, patched
+
+
+def logits_loss_gradients(model: nn.Module, call: Callable[..., Any] | None = None) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    output = (model if call is None else call)(input_ids=TOKEN_IDS, labels=TOKEN_IDS, use_cache=False)
+    output.loss.backward()
+    gradients = {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
+    return {"logits": output.logits.detach(), "loss": output.loss.detach(), **gradients}
+
+
+def assert_same_results(got: dict[str, torch.Tensor], stock: nn.Module) -> None:
+    """Ask for fp64's results, as closely as the stock model has them.
+
+    The slack is wider than for one operation: both errors are draws from the same distribution, carried through layers.
+    """
+    eager = logits_loss_gradients(stock)
+    truth = logits_loss_gradients(copy.deepcopy(stock).double())
+    assert list(got) == list(eager)
+    for name, value in got.items():
+        assert_as_accurate_as_eager(name, value, eager[name], truth[name].double(), slack=3)
+
+
+@pytest.mark.parametrize("family", FAMILIES + BY_STRUCTURE)
+def test_logits_loss_and_all_gradients(family):
+    stock, patched = stock_and_patched(family)
+    assert_same_results(logits_loss_gradients(patched), stock)
+
+
+def test_biases():
+    stock = stock_model("Llama", mlp_bias=True)
+    for name, parameter in stock.named_parameters():
+        if "mlp" in name and name.endswith("bias"):
+            torch.nn.init.normal_(parameter)  # zeros, as the model initialises them, would prove nothing
+    patched = copy.deepcopy(stock)
+    assert len(patch_model(patched).changed) == SIZES["num_hidden_layers"]
+    assert_same_results(logits_loss_gradients(patched), stock)
+
+
+def test_patching_twice_changes_nothing_and_says_so():
+    _, model = stock_and_patched("Llama")
+    before = model.model.layers[0].mlp.options
+    report = patch_model(model, save="input")
+    assert report.changed == ()
+    assert len(report.left_alone) == 2
+    assert "already fused (weight_grad='auto', save='auto'" in str(report)
+    assert "unpatch first to change options" in str(report)
+    assert model.model.layers[0].mlp.options == before
+
+
+@pytest.mark.parametrize("family", ["Llama", "Phi3"])
+def test_everything_else_stays(family):
+    model = stock_model(family).eval()
+    parameters = dict(model.named_parameters())
+    keys = list(model.state_dict())
+    mlp = model.model.layers[1].mlp
+    seen = []
+    mlp.register_forward_hook(lambda module, *_: seen.append(module))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    patch_model(model)
+    assert model.model.layers[1].mlp is mlp
+    assert list(model.state_dict()) == keys
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert not mlp.training
+    results = logits_loss_gradients(model)
+    assert seen == [mlp]
+    before = mlp.down_proj.weight.detach().clone()
+    optimiser.step()
+    torch.testing.assert_close(
+        mlp.down_proj.weight, before - 0.1 * results["gradient of model.layers.1.mlp.down_proj.weight"]
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES + BY_STRUCTURE)
+def test_report_and_unpatch(family):
+    dtype = [torch.float32, torch.float16, torch.bfloat16][len(family) % 3]
+    stock = stock_model(family).to(dtype)
+    model = copy.deepcopy(stock)
+    new_class = "FusedSwiGLUPackedMLP" if family in ("Phi3", "Glm4") else "FusedSwiGLUMLP"
+    changes = [(f"model.layers.{layer}.mlp", f"{family}MLP", new_class) for layer in range(2)]
+    report = patch_model(model)
+    assert [(change.path, change.old_class, change.new_class) for change in report.changed] == changes
+    assert report.left_alone == ()
+    assert f"model.layers.1.mlp: {family}MLP -> {new_class}" in str(report)
+    assert first_mlp(model).gate_activation == ("gelu_tanh" if family.startswith("Gemma") else "silu")
+    assert list(model.state_dict()) == list(stock.state_dict())
+    assert [(change.path, change.new_class) for change in unpatch(model).changed] == [change[:2] for change in changes]
+    assert repr(model) == repr(stock)
+    assert list(vars(first_mlp(model))) == list(vars(first_mlp(stock)))
+    assert torch.equal(model(TOKEN_IDS).logits, stock(TOKEN_IDS).logits)
+    assert unpatch(model).changed == ()
+    assert str(unpatch(model)) == "changed 0, left alone 0"
+    assert len(patch_model(model, save="input").changed) == 2
+
+
+@pytest.mark.parametrize("family", ["Llama", "Phi3"])
+def test_generate(family):
+    stock, patched = stock_and_patched(family)
+    prompt = {"input_ids": TOKEN_IDS[:, :3], "attention_mask": torch.ones_like(TOKEN_IDS[:, :3])}
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    assert torch.equal(patched.generate(**prompt, **options), stock.generate(**prompt, **options))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Phi3"])
+def test_save_and_reload(family, tmp_path):
+    stock, patched = stock_and_patched(family)
+    patched.save_pretrained(tmp_path)
+    reloaded = type(stock).from_pretrained(tmp_path).to(DEVICE)
+    assert repr(reloaded) == repr(stock)
+    weights, expected = reloaded.state_dict(), stock.state_dict()
+    assert list(weights) == list(expected)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    patched.load_state_dict(reloaded.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Phi3"])
+def test_autocast(family):
+    """In bf16 each of the two models may be off by as much as the other is."""
+    stock, patched = stock_and_patched(family)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        got, eager = logits_loss_gradients(patched), logits_loss_gradients(stock)
+    truth = logits_loss_gradients(copy.deepcopy(stock).double())
+    for name, value in got.items():
+        bf16_steps = 2 * torch.finfo(torch.bfloat16).eps * truth[name].abs().max()
+        error, eager_error = ((results[name].double() - truth[name]).abs().max() for results in (got, eager))
+        assert value.dtype == eager[name].dtype, name
+        assert error <= 3 * eager_error + bf16_steps, name
+
+
+@pytest.mark.parametrize("family", ["Llama", "Phi3", "Gemma"])
+def test_compiles_without_a_graph_break(family):
+    stock, patched = stock_and_patched(family)
+    compiled = torch.compile(patched, fullgraph=True, backend="aot_eager")
+    assert_same_results(logits_loss_gradients(patched, compiled), stock)
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter around a projection, as adapter libraries build them."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.down = nn.Linear(base_layer.in_features, 1, bias=False, device=DEVICE)
+        self.up = nn.Linear(1, base_layer.out_features, bias=False, device=DEVICE)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+class Linear4bit(nn.Linear):
+    """Stands for a quantised layer, which has a forward of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight)
+
+
+class QuantisedTensor(torch.Tensor):
+    """Stands for a weight whose layout only a tensor subclass knows."""
+
+
+def first_mlp(model: nn.Module) -> nn.Module:
+    return model.model.layers[0].mlp
+
+
+def with_adapter(model: nn.Module) -> None:
+    first_mlp(model).up_proj = Adapter(first_mlp(model).up_proj)
+
+
+def with_another_class(model: nn.Module) -> None:
+    first_mlp(model).__class__ = type("SlicedMLP", (type(first_mlp(model)),), {})
+
+
+def with_quantised_weight(mlp: Any) -> None:
+    mlp.down_proj.weight = nn.Parameter(mlp.down_proj.weight.detach().as_subclass(QuantisedTensor))
+
+
+with_slices = transformers.LlamaConfig(**SIZES, pretraining_tp=2)
+LEFT_ALONE: dict[str, Callable[[Any], object]] = {
+    "up_proj: Adapter is not a plain torch.nn.Linear": lambda mlp: setattr(mlp, "up_proj", Adapter(mlp.up_proj)),
+    "gate_proj: Linear4bit is not a plain torch.nn.Linear": lambda mlp: setattr(mlp.gate_proj, "__class__", Linear4bit),
+    "down_proj: its weight is a QuantisedTensor, not a plain torch.nn.Parameter": with_quantised_weight,
+    "gate_proj: its hooks would no longer run": lambda mlp: mlp.gate_proj.register_forward_pre_hook(lambda *_: None),
+    "act_fn: its hooks would no longer run": lambda mlp: mlp.act_fn.register_forward_hook(lambda *_: None),
+    "down_proj: its forward was replaced": lambda mlp: setattr(mlp.down_proj, "forward", lambda x: x),
+    "it has more than the projections and the activation: x": lambda mlp: mlp.register_module("x", nn.Dropout()),
+    "act_fn: its activation is GELU, not": lambda mlp: setattr(mlp, "act_fn", nn.GELU()),
+    "its projections differ in dtype or device": lambda mlp: mlp.down_proj.half(),
+    "gate_proj: its weight is torch.float64, the kernels compute in float32": lambda mlp: mlp.double(),
+    "config.pretraining_tp is above 1": lambda mlp: setattr(mlp, "config", with_slices),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT_ALONE)
+def test_left_alone_with_the_reason(reason):
+    model = stock_model("Llama")
+    LEFT_ALONE[reason](first_mlp(model))
+    mlp, old_class, attributes = first_mlp(model), type(first_mlp(model)), dict(vars(first_mlp(model)))
+    report = patch_model(model)
+    assert [change.path for change in report.changed] == ["model.layers.1.mlp"]
+    (left,) = report.left_alone
+    assert (left.path, left.class_name) == ("model.layers.0.mlp", old_class.__name__)
+    assert left.reason.startswith(reason)
+    assert f"model.layers.0.mlp: {old_class.__name__} left alone: {reason}" in str(report)
+    assert type(mlp) is old_class
+    assert vars(mlp) == attributes
+
+
+def test_stacked_experts_that_no_interface_serves_are_named_with_the_reason():
+    experts = nn.Module()
+    for name in ("gate_up_proj", "down_proj"):
+        setattr(experts, name, nn.Parameter(torch.zeros(2, 4, 4)))
+    (left,) = patch_model(experts).left_alone
+    for fact in ("experts", "gate_up_proj [2, ", "down_proj [2, ", "torch.nn.Linear"):
+        assert fact in left.reason, fact
+
+
+def test_projections_of_other_names_are_named():
+    mlp = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("w1", "w2", "w3")})
+    (left,) = patch_model(mlp).left_alone
+    assert all(name in left.reason for name in ("w1", "w2", "w3", "gate_proj"))
+
+
+class GatedMLP(nn.Module):
+    """A class that nobody knows; its sizes are no powers of two."""
+
+    def __init__(self, activation: object = F.silu, **changes: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate_proj, self.up_proj = (nn.Linear(24, 40, device=DEVICE) for _ in range(2))
+        self.down_proj = nn.Linear(40, 24, device=DEVICE)
+        self.act = activation
+        self.__dict__ |= changes
+
+    def forward(self, x):
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.SiLU(), F.silu, nn.GELU("tanh"), functools.partial(F.gelu, approximate="tanh")],
+    ids=["SiLU", "silu", "GELU", "gelu"],
+)
+def test_any_class_with_a_known_activation(activation):
+    mlp = GatedMLP(activation)
+    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    stock, truth = mlp(x).detach(), copy.deepcopy(mlp).double()(x.double()).detach()
+    random_state = torch.get_rng_state()
+    assert len(patch_model(mlp).changed) == 1
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert_as_accurate_as_eager("output", mlp(x).detach(), stock, truth, terms=80)
+
+
+def altered(forward: Callable[..., object], **more: object) -> type[nn.Module]:
+    """The class with another forward."""
+    return type("Altered", (GatedMLP,), {"forward": forward, **more})
+
+
+stock_forward = GatedMLP.forward
+
+
+def without_weights() -> nn.Module:
+    return GatedMLP().to("meta")
+
+
+def with_zeros() -> nn.Module:
+    mlp = GatedMLP()
+    nn.init.zeros_(mlp.down_proj.weight), nn.init.zeros_(mlp.down_proj.bias)
+    return mlp
+
+
+def with_another_width() -> nn.Module:
+    mlp = GatedMLP()
+    mlp.up_proj = nn.Linear(24, 1, device=DEVICE)  # which would broadcast
+    return mlp
+
+
+@pytest.mark.parametrize(
+    ("make", "facts"),
+    [
+        (altered(lambda mlp, x: 1.05 * stock_forward(mlp, x)), ["self-check", "off by 0.0"]),
+        # a bound that small gates do not reach
+        (altered(lambda mlp, x: mlp.down_proj(F.silu(mlp.gate_proj(x).clamp(max=20)) * mlp.up_proj(x))), ["off by"]),
+        (altered(lambda mlp, x: mlp.down_proj(mlp.gate_proj(x) * F.silu(mlp.up_proj(x)))), ["self-check", "off by"]),
+        # as any other in evaluation only
+        (altered(lambda mlp, x: F.dropout(stock_forward(mlp, x), 0.5, mlp.training)), ["check", "training=True"]),
+        (altered(lambda mlp, x: (stock_forward(mlp, x), None)), ["self-check", "tuple"]),
+        (altered(lambda mlp, x: 1 / 0), ["self-check", "ZeroDivisionError"]),
+        (altered(lambda mlp, x, residual=0: stock_forward(mlp, x) + residual), ["x, residual"]),
+        (altered(stock_forward, __call__=lambda mlp, x: nn.Module.__call__(mlp, x) + 1), ["__call__"]),
+        (without_weights, ["self-check", "meta", "classes"]),
+        (with_zeros, ["self-check", "zero", "classes"]),
+        (with_another_width, ["up_proj", "(1, 24)"]),
+        (functools.partial(GatedMLP, None), ["act", "NoneType"]),
+        (functools.partial(GatedMLP, F.gelu), ["act", "gelu"]),
+        (functools.partial(GatedMLP, F.mish), ["act", "mish"]),
+        (functools.partial(GatedMLP, options=3), ["options"]),
+    ],
+)
+def test_a_class_that_computes_something_else_is_left_alone(make, facts):
+    mlp = make().to(torch.bfloat16 if "off by" in facts else torch.float32)
+    kind, attributes = type(mlp), dict(vars(mlp))
+    report = patch_model(mlp)
+    (left,) = report.left_alone
+    assert report.changed == ()
+    assert all(fact in left.reason for fact in facts), left.reason
+    assert type(mlp) is kind
+    assert vars(mlp) == attributes
+
+
+def test_the_self_check_leaves_no_trace():
+    mlp = GatedMLP()
+    seen = []
+    mlp.register_forward_hook(lambda *_: seen.append(1))
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert len(patch_model(mlp).changed) == 1
+    assert not seen
+    assert mlp.training
+    assert all(parameter.grad is None for parameter in mlp.parameters())
+
+
+def test_a_classes_name_that_no_mlp_has():
+    model = stock_model("Llama")
+    before = repr(model)
+    with pytest.raises(ValueError, match="SlicedMPL") as raised:
+        patch_model(model, classes=["LlamaMLP", "SlicedMPL"])
+    assert "the model has LlamaMLP" in str(raised.value)
+    assert repr(model) == before
+    with_another_class(model)
+    for _ in range(2):  # also of a model that is patched already
+        patch_model(model, classes=["SlicedMLP"])
+
+
+def test_without_kernels_nothing_is_gained_and_the_report_says_so(monkeypatch):
+    monkeypatch.setattr("swiglu_kernels.nn.patch.backend_for", lambda _: "torch")
+    report = patch_model(stock_model("Llama"))
+    assert len(report.changed) == 2
+    assert all(fact in str(report) for fact in (DEVICE.type, "nothing is gained", "torch"))
+    monkeypatch.setattr("swiglu_kernels.nn.patch.backend_for", lambda _: "triton")
+    assert patch_model(stock_model("Llama")).notes == ()
+
+
+def test_a_model_without_candidates():
+    report = str(patch_model(nn.Sequential(nn.Linear(2, 2))))
+    assert report.startswith("changed 0, left alone 0")
+    assert all(fact in report for fact in ("Sequential", "gate_proj", "gate_up_proj"))
+
+
+def test_further_classes_on_the_callers_word():
+    stock = stock_model("Llama")
+    model = copy.deepcopy(stock).to("meta")
+    with_another_class(model)
+    assert len(patch_model(model, classes=["SlicedMLP"]).changed) == 2
+    model.load_state_dict(stock.state_dict(), assign=True)
+    model.model.rotary_emb = stock.model.rotary_emb  # whose buffers are in no state_dict
+    assert_same_results(logits_loss_gradients(model), stock)
+
+
+def test_fused_modules_of_ones_own_are_left_alone():
+    model = nn.ModuleDict({"mlp": FusedSwiGLUMLP(4, 6), "glu": FusedSwiGLU(4, 6)})
+    report = patch_model(model)
+    assert report.changed == ()
+    assert [left.path for left in report.left_alone] == ["mlp"]
+    assert "unpatch first" not in str(report)
+    assert unpatch(model).changed == ()
+
+
+def test_the_model_itself_and_shared_modules():
+    mlp = first_mlp(stock_model("Llama"))
+    shared = nn.ModuleList([mlp, mlp])
+    assert [change.path for change in patch_model(shared).changed] == ["0"]
+    assert [change.path for change in unpatch(mlp).changed] == [""]
+    assert "(the model): LlamaMLP -> FusedSwiGLUMLP" in str(patch_model(mlp))
+
+
+def test_an_adapter_that_comes_later_is_never_passed_over():
+    stock, model = stock_and_patched("Llama")
+    with_adapter(stock)
+    torch.manual_seed(1)
+    first_mlp(model).up_proj = Adapter(first_mlp(model).up_proj)
+    with pytest.raises(TypeError, match=r"up_proj: .* Adapter is not a plain torch.nn.Linear; .* or unpatch the model"):
+        model(TOKEN_IDS)
+    unpatch(model)
+    first_mlp(model).up_proj.load_state_dict(first_mlp(stock).up_proj.state_dict())
+    assert torch.equal(model(TOKEN_IDS).logits, stock(TOKEN_IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((3,), {}, TypeError, r"model: expected a torch.nn.Module, got int"),
+        ((nn.Linear(2, 2),), {"classes": "LlamaMLP"}, TypeError, r"classes: expected a collection .*'LlamaMLP'"),
+        ((nn.Linear(2, 2),), {"classes": [nn.Linear]}, TypeError, r"classes: expected names .*'torch.nn.*Linear'"),
+        ((nn.Linear(2, 2),), {"save": "all"}, ValueError, r"save: expected one of .*, got 'all'"),
+        ((nn.Linear(2, 2),), {"weight_gard": "none"}, TypeError, r"weight_gard"),
+    ],
+)
+def test_bad_input(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        patch_model(*arguments, **options)
+
+
+def test_bad_input_of_unpatch_and_a_bad_option_leave_the_model_as_it_was():
+    with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got list"):
+        unpatch([])
+    model = stock_model("Llama")
+    before = repr(model)
+    with pytest.raises(ValueError, match="weight_grad"):
+        patch_model(model, weight_grad="some")
+    assert repr(model) == before
+
+
+def loss_curve(model: nn.Module, steps: int) -> torch.Tensor:
+    """Losses of a model that learns one batch by heart."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(3, model.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.detach().double())
+    return torch.stack(losses)
+
+
+@pytest.mark.gpu
+def test_training_in_bf16_gives_the_same_loss_curve():
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4, "head_dim": 64}
+    in_fp32 = stock_model("Llama", vocab_size=1024, max_position_embeddings=64, **sizes)
+    stock = copy.deepcopy(in_fp32).bfloat16()
+    patched = copy.deepcopy(stock)
+    patch_model(patched)
+    truth, eager, got = (loss_curve(model, steps=20) for model in (in_fp32, stock, patched))
+    assert truth[-1] < 0.9 * truth[0], "the model does not learn; the comparison would be hollow"
+    bf16_step = torch.finfo(torch.bfloat16).eps * truth.max()
+    assert (got - truth).abs().max() <= 2 * (eager - truth).abs().max() + bf16_step

@@ -1,0 +1,170 @@
+"""The hand-scheduled forward: who may take it (on any machine), and that it is right (on a Hopper GPU)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from on_hopper import check_against_fp64, needs_hopper
+
+from swiglu_kernels import swiglu_glu
+from swiglu_kernels.hopper import admission, shared
+from swiglu_kernels.ops.fp8 import hopper_fp8
+from swiglu_kernels.ops.glu import hopper_forward, hopper_transposed
+
+
+def matrices(tokens: int = 512, hidden: int = 64, intermediate: int = 128, dtype: torch.dtype = torch.bfloat16):
+    return [
+        torch.empty(shape, dtype=dtype) for shape in ((tokens, hidden), (intermediate, hidden), (intermediate, hidden))
+    ]
+
+
+class TestWhoMayTakeIt:
+    @pytest.fixture(autouse=True)
+    def gluon_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shared, "GLUON_MISSING", None)
+        monkeypatch.setattr(admission, "_override", [None])
+
+    def test_aligned_16_bit_matrices_on_hopper(self) -> None:
+        for dtype in (torch.bfloat16, torch.float16):
+            assert hopper_forward.why_not(*matrices(dtype=dtype), (9, 0)) is None
+        halves = torch.empty(256, 64, dtype=torch.bfloat16).chunk(2)
+        assert hopper_forward.why_not(matrices()[0], *halves, (9, 0)) is None
+        for capability in (None, (8, 9), (10, 0)):
+            assert "9.0" in str(hopper_forward.why_not(*matrices(), capability))
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"dtype": torch.float32}, "16-bit"),
+            ({"intermediate": 0}, "empty"),
+            ({"hidden": 0}, "empty"),
+            ({"intermediate": 132}, "16 bytes"),
+            ({"hidden": 60}, "TMA"),
+        ],
+    )
+    def test_reasons(self, change: dict[str, object], reason: str) -> None:
+        assert reason in str(hopper_forward.why_not(*matrices(**change), (9, 0)))  # type: ignore[arg-type]
+
+    def test_layouts_that_tma_cannot_read(self) -> None:
+        x, w_gate, w_up = matrices()
+        assert "TMA" in str(hopper_forward.why_not(x.T.contiguous().T, w_gate, w_up, (9, 0)))
+        shifted = torch.empty(512 * 64 + 1, dtype=torch.bfloat16)[1:].view(512, 64)
+        assert "TMA" in str(hopper_forward.why_not(shifted, w_gate, w_up, (9, 0)))
+        assert "TMA" in str(hopper_forward.why_not(x[:1].expand(512, 64), w_gate, w_up, (9, 0)))
+
+
+def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "GLUON_MISSING", "there is no Gluon")
+    assert hopper_forward.why_not(*matrices(), (9, 0)) == "there is no Gluon"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "intermediate", "columns", "storing"),
+    [
+        (8192, 11008, 96, 96),  # 56 waves of 96, 61 of 88, 67 of 80
+        (1024, 14336, 88, 80),  # 10 waves of 96 or 88, 11 of 80, 14 of 64
+        (512, 11008, 88, 88),  # 4 waves of 96 or 88, 5 of 80
+        (640, 11008, 72, 88),  # 5 waves of 96 or 88, 6 of 80 or 72, 7 of 64
+        (4096, 2048, 64, 64),  # 6 waves of 96, 7 of 80, 8 of 64
+    ],
+)
+def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, storing: int) -> None:
+    assert hopper_forward.tile_for(tokens, intermediate, 132, False).columns == columns
+    assert hopper_forward.tile_for(tokens, intermediate, 132, True).columns == storing
+
+
+@pytest.mark.parametrize(
+    ("tokens", "intermediate", "columns", "codes"),
+    [
+        (8192, 11008, 96, True),  # 56 waves of 96, 42 of 128, 84 of 64: as many columns
+        (1024, 11008, 96, False),  # 7, 6, 11
+        (1024, 14336, 128, True),  # 10, 7, 14
+    ],
+)
+def test_tiles_of_blocks_are_the_faster_ones(tokens: int, intermediate: int, columns: int, codes: bool) -> None:
+    """As measured, results/nvidia-h100/fp8-kernels.txt."""
+    assert hopper_fp8.makes_codes(tokens, intermediate, 132) is codes
+    assert hopper_fp8.tile_for(tokens, intermediate, 132, False, blocks=True).columns == columns
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "rows", "shares"),
+    [
+        (160, 4096, 11008, 160, 3),  # 172 tiles of 160 tokens and 64 features: one wave, and 40 tiles for 3 each
+        (160, 4096, 14336, 160, 1),  # 224: too many beyond one wave to share them
+        (333, 4096, 14336, 112, 8),  # 672: five waves and 12 tiles
+        (256, 4096, 11008, None, 1),  # two full rows of tiles
+        (128, 4096, 11008, None, 1),  # `row.py`
+        (1100, 4096, 14336, 160, 1),
+        (160, 4096, 56, None, 1),  # less than a tile
+    ],
+)
+def test_few_hundred_tokens_are_transposed(
+    tokens: int, hidden: int, intermediate: int, rows: int | None, shares: int
+) -> None:
+    tile = hopper_transposed.tile_for(tokens, hidden, intermediate, 132, stores_preact=False)
+    assert tile == (None if rows is None else hopper_transposed.tile(rows, shares))
+
+
+@pytest.mark.skipif(shared.GLUON_MISSING is not None, reason=f"needs Gluon: {shared.GLUON_MISSING}")
+@pytest.mark.parametrize(("hidden", "shares"), [(64, 1), (72, 2), (136, 3), (4096, 8)])
+def test_every_share_has_some_depth(hidden: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_transposed, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper_transposed, "descriptor", lambda *block: block)
+    x, w, z = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((131, hidden), (200, hidden), (131, 200)))
+    launch = hopper_transposed.forward_launch(
+        x, w, w, z, None, hopper_transposed.tile(192, hopper_transposed.MOST_SHARES)
+    )
+    assert launch.arguments["shares"] == shares
+    assert launch.arguments["SHARED"] == (shares > 1)
+
+
+class TestOnHopper:
+    pytestmark = needs_hopper
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
+    @pytest.mark.parametrize("columns", hopper_forward.COLUMNS)
+    @pytest.mark.parametrize(
+        "shape",
+        [(65, 64, 96), (128, 4096, 11008), (777, 520, 1000), (4096, 2880, 2880), (129, 64, 72), (300, 512, 104)],
+    )
+    def test_against_fp64(self, shape: tuple[int, int, int], columns: int, store: bool, dtype: torch.dtype) -> None:
+        tile = replace(hopper_forward.TILE, columns=columns)
+        check_against_fp64(hopper_forward.forward_launch, shape, store, dtype, tile)
+
+    @pytest.mark.parametrize(("tokens", "intermediate"), [(8192, 8192), (4100, 8200), (129, 8200)])
+    def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
+        """The ring goes round often; where tiles overlap, both write the same."""
+        x = torch.randn(tokens, 256, device="cuda").bfloat16()
+        w_gate, w_up = (torch.randn(intermediate, 256, device="cuda").bfloat16() / 16 for _ in range(2))
+        first = swiglu_glu(x, w_gate, w_up)
+        for _ in range(20):
+            assert torch.equal(swiglu_glu(x, w_gate, w_up), first)
+
+
+class TestTransposedOnHopper:
+    pytestmark = needs_hopper
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
+    @pytest.mark.parametrize("shares", [1, 2, hopper_transposed.MOST_SHARES])
+    @pytest.mark.parametrize("rows", hopper_transposed.TOKENS)
+    @pytest.mark.parametrize(
+        "shape",
+        [(129, 64, 72), (131, 136, 64), (160, 4096, 11008), (256, 2880, 2112), (333, 520, 1000), (777, 1032, 520)],
+    )
+    def test_against_fp64(
+        self, shape: tuple[int, int, int], rows: int, shares: int, store: bool, dtype: torch.dtype
+    ) -> None:
+        check_against_fp64(hopper_transposed.forward_launch, shape, store, dtype, hopper_transposed.tile(rows, shares))
+
+    @pytest.mark.parametrize(("tokens", "intermediate"), [(160, 11008), (333, 14336), (290, 8200)])
+    def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
+        x = torch.randn(tokens, 4096, device="cuda").bfloat16()
+        w_gate, w_up = (torch.randn(intermediate, 4096, device="cuda").bfloat16() / 64 for _ in range(2))
+        tile = hopper_transposed.tile_for(tokens, 4096, intermediate, 132, stores_preact=False)
+        assert tile is not None, "so that it runs"
+        first = swiglu_glu(x, w_gate, w_up)
+        for _ in range(20):
+            assert torch.equal(swiglu_glu(x, w_gate, w_up), first)

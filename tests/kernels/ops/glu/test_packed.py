@@ -1,0 +1,148 @@
+import functools
+import itertools
+
+import pytest
+import torch
+from accuracy import DEVICE, DTYPES, LAYOUTS, check_against_reference, random_tensor
+from clamped import GPT_OSS, keep_off_limit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.library import opcheck
+
+from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed
+from swiglu_kernels.ops.gate.formula import PLAIN
+from swiglu_kernels.ops.glu import operation as glu
+from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS
+from swiglu_kernels.ops.glu.packed import LAYOUTS as PACKINGS
+from swiglu_kernels.ops.glu.portable_forward import forward_launch
+
+pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
+
+PACKING = pytest.mark.parametrize("packing", PACKINGS)
+VARIANTS = [
+    dict(zip(("weight_grad", "save", "input_grad"), values, strict=True))
+    for values in itertools.product(WEIGHT_GRADS, SAVES, INPUT_GRADS)
+]
+FORMULA = (PLAIN.numbers,)
+
+
+def problem(
+    tokens: int,
+    hidden: int,
+    intermediate: int,
+    packing: str,
+    dtype: torch.dtype = torch.float32,
+    layouts: tuple[str, str] = ("contiguous", "contiguous"),
+) -> list[torch.Tensor]:
+    """Draw x, w_gate_up and bias_gate_up."""
+    shape = (hidden, 2 * intermediate) if packing == "transposed" else (2 * intermediate, hidden)
+    return [
+        random_tensor(tokens, hidden, dtype=dtype, layout=layouts[0]),
+        random_tensor(*shape, dtype=dtype, layout=layouts[1], scale=max(hidden, 1) ** -0.5, seed=1),
+        random_tensor(2 * intermediate, dtype=dtype, seed=2),
+    ]
+
+
+def leaves(*arguments) -> list[torch.Tensor]:
+    return [tensor.requires_grad_() for tensor in problem(*arguments)]
+
+
+def check(inputs: list[torch.Tensor], packing: str, options: dict, gate: dict | None = None) -> None:
+    weight = inputs[1].T if packing == "transposed" else inputs[1]
+    keep_off_limit(gate or {}, inputs[0], [weight], inputs[2:])
+    check_against_reference(
+        "x w_gate_up bias_gate_up",
+        functools.partial(swiglu_glu_packed, layout=packing, **options, **(gate or {})),
+        functools.partial(reference.swiglu_glu_packed, layout=packing, **(gate or {})),
+        inputs,
+        wanted=[0] if options.get("weight_grad") == "none" else None,
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(
+    tokens=st.sampled_from([0, 1, 17, 65]),
+    hidden=st.sampled_from([0, 1, 33, 128]),
+    intermediate=st.sampled_from([0, 1, 31, 64]),
+    dtype=st.sampled_from(DTYPES),
+    layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 2),
+    packing=st.sampled_from(PACKINGS),
+    options=st.sampled_from(VARIANTS),
+    biased=st.booleans(),
+)
+def test_output_and_gradients(tokens, hidden, intermediate, dtype, layouts, packing, options, biased):
+    inputs = problem(tokens, hidden, intermediate, packing, dtype, layouts)
+    check(inputs if biased else inputs[:2], packing, options)
+
+
+@PACKING
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_packing_in_every_dtype(packing, dtype):
+    for weight_grad, gate in (("triton", GPT_OSS), ("torch", {})):
+        check(problem(37, 70, 45, packing, dtype), packing, {"weight_grad": weight_grad}, gate)
+
+
+@pytest.mark.gpu
+@PACKING
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", VARIANTS[::5], ids=lambda options: "-".join(options.values()))
+@pytest.mark.parametrize("shape", [(1, 4096, 1408), (1000, 2880, 2880), (777, 509, 1031)])
+def test_every_packing_at_model_sizes(shape, packing, dtype, options):
+    check(problem(*shape, packing, dtype), packing, options)
+
+
+def test_the_layout_of_each_packing():
+    x, w_gate, w_up = (random_tensor(*shape, dtype=torch.float32) for shape in [(5, 9), (7, 9), (7, 9)])
+    w_up = w_up + 1
+    packed = {
+        "packed": torch.cat([w_gate, w_up]),
+        "interleaved": torch.stack([w_gate, w_up], dim=1).flatten(0, 1),
+        "transposed": torch.cat([w_gate.t(), w_up.t()], dim=1),
+    }
+    expected = swiglu_glu(x, w_gate, w_up)
+    for packing in PACKINGS:
+        torch.testing.assert_close(swiglu_glu_packed(x, packed[packing], layout=packing), expected)
+
+
+def test_columns_that_alternate_as_gpt_oss_stores_them():
+    x, stored, bias = problem(17, 33, 31, "transposed")  # [hidden, 2 * intermediate]
+    keep_off_limit(GPT_OSS, x, [stored.t()], [bias])
+    check_against_reference(
+        "x stored bias",
+        lambda x, stored, bias: swiglu_glu_packed(x, stored.t(), bias, layout="interleaved", **GPT_OSS),
+        lambda x, stored, bias: reference.swiglu_glu_packed(x, stored.t(), bias, layout="interleaved", **GPT_OSS),
+        [x, stored, bias],
+    )
+    stored.requires_grad_()
+    (gradient,) = torch.autograd.grad(swiglu_glu_packed(x, stored.t(), layout="interleaved").sum(), stored)
+    assert gradient.stride() == stored.stride(), "no copy is needed to add it to the parameter's"
+
+
+@pytest.mark.parametrize(("packing", "weight_grad"), zip(PACKINGS, ("triton", "torch", "torch"), strict=True))
+def test_nothing_is_copied(packing, weight_grad, monkeypatch):
+    x, weight = leaves(5, 16, 16, packing)[:2]
+    seen = []
+
+    def spy(*args):
+        launch = forward_launch(*args)
+        seen.extend(launch.arguments[name] for name in ("w_gate_ptr", "w_up_ptr"))
+        return launch
+
+    monkeypatch.setattr(glu, "forward_launch", spy)
+    z = swiglu_glu_packed(x, weight, layout=packing, weight_grad=weight_grad)
+    assert [one.untyped_storage().data_ptr() for one in seen] == [weight.untyped_storage().data_ptr()] * 2
+    (gradient,) = torch.autograd.grad(z.sum(), weight)
+    assert gradient._base is None, "one tensor of the weight's shape, written directly"
+    assert gradient.shape == weight.shape
+
+
+@PACKING
+def test_operator_registration(packing):
+    inputs = leaves(5, 9, 7, packing)
+    x, weight, bias = inputs
+    options = packing, "triton", "preact", "fused", *FORMULA
+    opcheck(torch.ops.swiglu_kernels.glu.default, (x, weight, None, bias, None, *options))
+    x, weight, bias = (tensor.detach() for tensor in inputs)
+    z = torch.ones(5, 7, device=DEVICE)
+    arguments = (z, x, weight, None, z, z, bias, None, True, True, packing, "torch", "preact", "torch", *FORMULA)
+    opcheck(torch.ops.swiglu_kernels.glu_backward.default, arguments)

@@ -1,0 +1,85 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from swiglu_kernels.tiles.rules import (
+    Tile,
+    down_backward_tile,
+    down_weight_grad_tile,
+    few_tokens_tile,
+    forward_tile,
+    input_grad_tile,
+    recompute_tile,
+    weight_grad_tile,
+)
+
+CAPABILITIES = [None, (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+WIDTHS = [0, 1, 768, 2880, 11008, 18944, 28672]
+SIZES = [0, 1, 16, 17, 64, 65, 128, 512, 513, 2**31 - 1024]
+
+
+def tiles(
+    size: int, dtype: torch.dtype, capability: tuple[int, int] | None, aligned: bool
+) -> list[tuple[Tile, int, int]]:
+    """List (tile, operands of rows x depth, operands of depth x columns) for every kernel."""
+    return [
+        (recompute_tile(size, dtype, capability, aligned), 1, 2),
+        *((forward_tile(size, 7168, width, dtype, capability, aligned, 132), 1, 2) for width in WIDTHS),
+        (input_grad_tile(size, dtype, capability, aligned, True), 3, 2),
+        (input_grad_tile(size, dtype, capability, aligned, False), 1, 1),
+        (weight_grad_tile(size, dtype, capability, aligned), 3, 1),
+        (down_backward_tile(size, dtype, capability, aligned), 1, 1),
+        (down_weight_grad_tile(size, dtype, capability, aligned), 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_choice_is_a_legal_tile_that_fits_in_shared_memory(capability, dtype):
+    limit = 227 * 1024 if capability is None or capability[0] in (9, 10) else 99 * 1024
+    for size, aligned in itertools.product(SIZES, [False, True]):
+        for tile, left, right in tiles(size, dtype, capability, aligned):
+            for block in (tile.rows, tile.columns, tile.depth):
+                assert block >= 16
+                assert block & (block - 1) == 0, "Triton's blocks are powers of two"
+            # one stage of a pipeline is always in flight or in registers
+            stage = (left * tile.rows + right * tile.columns) * tile.depth * dtype.itemsize
+            assert stage * (tile.stages - 1) <= limit, tile
+
+
+def test_unaligned_operands_take_smaller_tiles():
+    aligned = recompute_tile(8192, torch.bfloat16, (9, 0), True)
+    unaligned = recompute_tile(8192, torch.bfloat16, (9, 0), False)
+    assert unaligned.rows * unaligned.columns < aligned.rows * aligned.columns
+    assert forward_tile(1, 7168, 2048, torch.bfloat16, (9, 0), False, 132).parts == 1
+    assert forward_tile(1, 7168, 2048, torch.float32, (9, 0), True, 132).parts == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "sizes"),
+    [
+        (1, 7168, 2048, (16, 32, 128, 5, 2)),  # 64 tiles would leave half of 132 multiprocessors without any
+        (16, 2048, 768, (16, 32, 128, 5, 4)),  # 5 would share 16 steps no better than 4
+        (16, 1024, 768, (16, 32, 128, 5, 1)),  # a second launch would take longer
+        (16, 3584, 18944, (16, 32, 64, 3, 1)),  # 592, all at once
+        (33, 4096, 11008, (64, 64, 64, 4, 1)),  # 172, two on some multiprocessors
+        (128, 7168, 2048, (128, 64, 64, 5, 4)),
+        (65, 4096, 11008, None),  # equal shares are faster
+    ],
+)
+def test_few_tokens_fill_the_gpu(tokens: int, hidden: int, intermediate: int, sizes: tuple[int, ...] | None) -> None:
+    tile = few_tokens_tile(tokens, hidden, intermediate, 132)
+    assert (tile and (tile.rows, tile.columns, tile.depth, tile.stages, tile.parts)) == sizes
+
+
+def test_no_part_of_a_sum_is_empty() -> None:
+    for tokens, hidden, intermediate in itertools.product(
+        (0, 1, 16, 64, 128), (0, 1, 129, 2049, 7168), (0, 1, 96, 2048)
+    ):
+        tile = few_tokens_tile(tokens, hidden, intermediate, 132)
+        if tile is not None and tile.parts > 1:
+            steps = math.ceil(hidden / tile.depth)
+            share = math.ceil(steps / tile.parts) * tile.depth
+            assert (tile.parts - 1) * share < hidden <= tile.parts * share

@@ -1,0 +1,186 @@
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from swiglu_bench.measure import resources
+from swiglu_bench.measure.resources import WARMUPS, MemoryUse, capture, joules_per_call, measure_memory
+
+CUDA = torch.device("cuda", 0)
+ELEMENTS = 64 * 1024
+UNIT = 4 * ELEMENTS
+"""Bytes of one fp32 tensor of these tests. They use no Python numbers: PyTorch makes a tensor of some bytes of each."""
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+def leaf(device: torch.device) -> Tensor:
+    return torch.ones(ELEMENTS, device=device, requires_grad=True)
+
+
+class SavesThree(torch.autograd.Function):
+    """Keeps three tensors of its own; its backward makes one gradient."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x * x, x + x, x.clone())
+        return x + x
+
+    @staticmethod
+    def backward(ctx, d):  # type: ignore[no-untyped-def]
+        first, _, _ = ctx.saved_tensors
+        return d * first
+
+
+@pytest.mark.parametrize(
+    ("function", "saved", "peak"),
+    [
+        (lambda x, y: SavesThree.apply(x), 3, 3 + 1 + 1),
+        # It keeps silu(x). Its backward holds that, the output, d_silu and dy; dx comes where one was freed.
+        (lambda x, y: silu(x) * y, 1, 4),
+    ],
+    ids=["a function of its own", "an intermediate"],
+)
+def test_saved_and_peak(device: torch.device, function: Callable[..., Tensor], saved: int, peak: int) -> None:
+    leaves, upstream = [leaf(device), leaf(device)], torch.ones(ELEMENTS, device=device)
+
+    def backward(output: Tensor) -> list[Tensor | None]:
+        torch.autograd.backward(output, upstream)
+        taken = [value.grad for value in leaves]
+        for value in leaves:
+            value.grad = None
+        return taken
+
+    measure_memory(device, lambda: function(*leaves), backward)  # the warm-up
+    use = measure_memory(device, lambda: function(*leaves), backward)
+    assert use == MemoryUse(saved * UNIT, peak * UNIT, kept_bytes=0)
+
+
+def with_scratch(x: Tensor) -> Tensor:
+    scratch = torch.empty(4 * ELEMENTS, device=x.device)
+    result = x.clone()
+    del scratch
+    return result
+
+
+@pytest.mark.parametrize(
+    ("function", "peak"),
+    [(with_scratch, 5), (lambda x: x.add_(x), 0), (lambda x: torch.cat([x, x]).chunk(2)[0], 2)],
+    ids=["freed within it", "in place", "a view keeps its whole storage, which is not saved beyond the output"],
+)
+def test_the_peak_of_a_forward(device: torch.device, function: Callable[[Tensor], Tensor], peak: int) -> None:
+    x = torch.ones(ELEMENTS, device=device)
+    assert measure_memory(device, lambda: function(x), None) == MemoryUse(0, peak * UNIT, 0)
+
+
+def test_a_workspace_is_kept_between_calls(device: torch.device) -> None:
+    x, kept = leaf(device), []
+
+    def forward() -> Tensor:
+        kept.append(torch.empty(2 * ELEMENTS, device=device))
+        with torch.no_grad():
+            return x.clone()
+
+    def backward(output: Tensor) -> None:
+        kept.append(torch.empty(3 * ELEMENTS, device=device))
+
+    assert measure_memory(device, forward, None).kept_bytes == 2 * UNIT
+    assert measure_memory(device, x.clone, backward).kept_bytes == 3 * UNIT
+
+
+def test_garbage_of_before_is_not_counted(device: torch.device) -> None:
+    x = torch.ones(ELEMENTS, device=device)
+    leftovers = torch.empty(8 * ELEMENTS, device=device)
+    cycle: list[object] = [leftovers]
+    cycle.append(cycle)
+    gone = weakref.ref(leftovers)
+    del cycle, leftovers
+
+    def forward() -> Tensor:
+        assert gone() is None, "what it frees now would make its own memory look smaller"
+        return x.clone()
+
+    gc.disable()  # or Python may collect it by itself just before
+    try:
+        assert measure_memory(device, forward, None) == MemoryUse(0, UNIT, 0)
+    finally:
+        gc.enable()
+
+
+# Joules
+
+
+class Meter:
+    """A device of 500 W whose counter moves every 100 ms; a call takes `call_ms`, and there is a clock to look at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_ms: float, step_ms: float = 100.0) -> None:
+        self.now_ms, self.call_ms, self.step_ms = 37.0, call_ms, step_ms
+        self.calls = 0
+        monkeypatch.setattr(resources.time, "perf_counter", self.look)
+
+    def look(self) -> float:
+        self.now_ms += 1e-4
+        return self.now_ms / 1e3
+
+    def run(self, calls: int) -> None:
+        self.calls += calls
+        self.now_ms += calls * self.call_ms
+
+    def read_j(self) -> float:
+        return 0.5 * self.step_ms * (self.now_ms // self.step_ms)
+
+    def measure(self, read_j: Callable[[], float] | None = None) -> float:
+        return joules_per_call(self.run, read_j or self.read_j)
+
+
+@pytest.mark.parametrize("call_ms", [0.02, 7.0])
+def test_the_width_of_the_counter_s_steps_does_not_matter(monkeypatch: pytest.MonkeyPatch, call_ms: float) -> None:
+    meter = Meter(monkeypatch, call_ms)
+    assert meter.measure() == pytest.approx(0.5 * call_ms, rel=0.02)
+    assert 400 <= meter.calls * call_ms < 1000, "it lasts for 0.4 s and the steps at both ends"
+
+
+def test_a_call_longer_than_the_loop_is_still_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter(monkeypatch, 900.0)
+    assert meter.measure() == pytest.approx(450.0, rel=0.15)
+
+
+def test_a_counter_that_stands_still_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="The energy counter did not move in 2 s"):
+        Meter(monkeypatch, 1.0).measure(lambda: 5.0)
+
+
+# CUDA graphs
+
+
+@pytest.mark.gpu
+def test_a_replay_does_the_work_again_on_what_is_there_now() -> None:
+    x, calls = torch.ones(1024, device=CUDA), []
+
+    def call() -> torch.Tensor:
+        calls.append(1)
+        return x * 2
+
+    graph = capture(call, CUDA)
+    assert len(calls) == WARMUPS + 1
+    x.fill_(3)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert graph.result.unique().tolist() == [6.0]
+    assert len(calls) == WARMUPS + 1
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_says_so_and_the_device_goes_on() -> None:
+    x = torch.ones(4, device=CUDA)
+    with pytest.raises(RuntimeError):
+        capture(lambda: x.sum().item(), CUDA)
+    torch.cuda.synchronize()
+    assert capture(lambda: x + 1, CUDA).result.shape == (4,)

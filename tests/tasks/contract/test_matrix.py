@@ -1,0 +1,247 @@
+"""Each check of the contract, on implementations that keep it and on ones that break it."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from specimens import declared, small_case
+from torch import Tensor
+
+from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.contenders import fused, liger, pytorch
+from swiglu_bench.rows.record import AuditVerdict, Record
+from swiglu_bench.tasks.audit import Asked, audit_here
+from swiglu_bench.tasks.contract import matrix, surroundings
+from swiglu_bench.tasks.contract.matrix import CHECKS, checks_of
+from swiglu_bench.tasks.selftest.run import SPECIMENS
+from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
+
+CPU = torch.device("cpu")
+NAMES = [check.name for check in CHECKS if Scope.GLU in check.scopes]
+IDLE = ("CUDA graph", "> 2^31 elements")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(), reason="Triton's interpreter is not in use"
+)
+
+
+def cells(one: Implementation, scope: Scope = Scope.GLU, *only: str) -> dict[str, Record]:
+    return {cell.check: cell for cell in audit_here([one], Asked([scope], only=only), CPU)}
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
+    found = cells(pytorch.eager, scope)
+    assert list(found) == [check.name for check in checks_of(scope)]
+    unsupported = {"packed weights", "opcheck"} | ({"bias"} if scope is Scope.ACTIVATION else set())
+    if scope is Scope.EXPERTS:  # a loop over the experts that have a token
+        unsupported |= {"0 tokens", "compile fullgraph"}
+    assert {name for name, cell in found.items() if cell.verdict is AuditVerdict.UNSUPPORTED} == unsupported
+    assert {name for name, cell in found.items() if cell.verdict is AuditVerdict.NOT_RUN} == set(IDLE)
+    assert {name for name, cell in found.items() if cell.verdict is AuditVerdict.FAIL} == set()
+    assert all(cell.reason for cell in found.values() if cell.verdict is not AuditVerdict.PASS)
+
+
+@pytest.mark.parametrize(
+    ("name", "fails"),
+    [
+        ("shared-workspace", {"model use"}),
+        ("input-changed", {"mutated inputs", "float32", "float16", "bfloat16", "odd sizes", "1 token", "outliers"}),
+    ],
+)
+def test_wrong_implementations_fail_what_they_break_and_nothing_else(name: str, fails: set[str]) -> None:
+    found = cells(SPECIMENS[name].implementation)
+    failed = {name for name, cell in found.items() if cell.verdict is AuditVerdict.FAIL}
+    assert list(found) == NAMES
+    assert fails <= failed <= fails | {"compile fullgraph", "checkpointing"}
+    assert all(found[name].reason for name in failed)
+
+
+@interpreted
+def test_a_kernel_of_ours_in_the_interpreter() -> None:
+    wanted = ("0 tokens", "non-contiguous", "bias", "clamp", "packed weights", "second backward", "opcheck")
+    found = cells(fused.ROWS["fused-dw-torch"], Scope.GLU, *wanted, "double backward")
+    assert {name: cell.verdict for name, cell in found.items()} == dict.fromkeys(wanted, AuditVerdict.PASS) | {
+        "double backward": AuditVerdict.UNSUPPORTED
+    }
+
+
+@interpreted
+def test_what_overwrites_its_inputs_says_so() -> None:
+    found = cells(fused.unsloth, Scope.ACTIVATION, "mutated inputs", "second backward")
+    assert found["mutated inputs"].verdict is AuditVerdict.UNSUPPORTED
+    assert found["mutated inputs"].reason == "its backward overwrites gate, up, as it declares"
+    assert found["second backward"].verdict is AuditVerdict.UNSUPPORTED
+    assert "raises RuntimeError" in found["second backward"].reason
+
+
+def test_what_cannot_run_here_is_never_a_pass() -> None:
+    found = cells(liger.liger, Scope.GLU)
+    assert {cell.verdict for cell in found.values()} == {AuditVerdict.NOT_RUN}
+    assert all("Triton" in cell.reason or "GPU" in cell.reason for cell in found.values())
+
+
+class Overwriting(torch.autograd.Function):
+    """As Liger's SiLU-mul: the backward leaves its results in what it saved, where autograd does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.nn.functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        gate, up = (value.detach() for value in ctx.saved_tensors)
+        d_up = dz * torch.nn.functional.silu(gate)
+        gate.data.copy_(torch.ops.aten.silu_backward(dz * up, gate))
+        up.data.copy_(d_up)
+        return gate.clone(), up.clone()
+
+
+def around_overwriting(problem: Problem) -> Step:
+    w_gate, w_up = problem.weights.values()
+    return Step(lambda x: Overwriting.apply(x @ w_gate.T, x @ w_up.T))
+
+
+def test_a_second_backward_on_overwritten_tensors_is_found_to_differ_in_silence() -> None:
+    cell = cells(declared(around_overwriting), Scope.GLU, "second backward")["second backward"]
+    assert cell.verdict is AuditVerdict.FAIL
+    assert cell.reason.startswith("the second backward silently differs: x: relative error")
+
+
+def counts(problem: Problem) -> Step:
+    calls: list[int] = []
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        calls.append(1)
+        dx, *dw = right_backward(dz, x, w_gate, w_up)
+        return (dx.nextafter(dx + 1) if len(calls) == 3 else dx, *dw)  # type: ignore[return-value]
+
+    return glu(problem, backward=backward)
+
+
+def spreads(problem: Problem) -> Step:
+    def forward(*tensors: Tensor) -> Tensor:
+        out = right_forward(*tensors)
+        return out + 0 * out.sum()
+
+    return glu(problem, forward)
+
+
+def never_empty(problem: Problem) -> Step:
+    return glu(problem, lambda x, *weights: right_forward(x, *weights) * (len(x) / len(x)))
+
+
+def in_half(problem: Problem) -> Step:
+    return glu(problem, lambda x, *weights: right_forward(*(one.half() for one in (x, *weights))).to(x.dtype))
+
+
+def cuts_the_graph(problem: Problem) -> Step:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w_gate, w_up)
+            return right_forward(x, w_gate, w_up)
+
+        @staticmethod
+        def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+            with torch.no_grad():
+                return right_backward(dz, *ctx.saved_tensors)
+
+    return Step(lambda x: Once.apply(x, *problem.weights.values()))
+
+
+def breaks_the_graph(problem: Problem) -> Step:
+    step = pytorch.eager.build(problem)
+
+    def forward(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return step.forward(x)
+
+    return Step(forward)
+
+
+@pytest.mark.parametrize(
+    ("build", "check", "verdict", "words"),
+    [
+        (
+            SPECIMENS["ignores-strides"].build,
+            "non-contiguous",
+            AuditVerdict.FAIL,
+            "with every other column: output: relative error",
+        ),
+        (counts, "determinism", AuditVerdict.FAIL, "x of run 3 of 5 differs"),
+        (SPECIMENS["nan-hidden"].build, "NaN and Inf", AuditVerdict.FAIL, "is finite where eager is not"),
+        (spreads, "NaN and Inf", AuditVerdict.FAIL, "output is not finite where eager is"),
+        (SPECIMENS["nan-hidden"].build, "very large", AuditVerdict.FAIL, "output is finite where eager is not"),
+        (SPECIMENS["input-changed"].build, "mutated inputs", AuditVerdict.FAIL, "inference overwrites x"),
+        (never_empty, "0 tokens", AuditVerdict.UNSUPPORTED, "raises ZeroDivisionError"),
+        (in_half, "outliers", AuditVerdict.FAIL, "output: "),
+        (in_half, "float32", AuditVerdict.FAIL, "output: relative error"),
+        (cuts_the_graph, "double backward", AuditVerdict.FAIL, "silently cut off"),
+        (pytorch.eager.build, "packed weights", AuditVerdict.FAIL, "not one of (160, 48)"),
+        (breaks_the_graph, "compile fullgraph", AuditVerdict.UNSUPPORTED, "raises "),
+        (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", AuditVerdict.PASS, ""),
+    ],
+)
+def test_a_broken_contract_is_found(build: Any, check: str, verdict: AuditVerdict, words: str) -> None:
+    cell = cells(declared(build, offers=("packed",)), Scope.GLU, check)[check]
+    assert (cell.verdict, words in cell.reason) == (verdict, True), cell
+
+
+def test_a_bias_or_bound_that_is_declared_and_left_out_is_a_failure() -> None:
+    one = declared(lambda problem: glu(problem), offers=("bias", "limit"))
+    found = cells(one, Scope.GLU, "bias", "clamp")
+    assert {cell.verdict for cell in found.values()} == {AuditVerdict.FAIL}
+
+
+def test_a_failure_of_the_device_ends_the_checks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([True, False, *[False] * 100])
+    monkeypatch.setattr(matrix, "answers", lambda device: next(answers))
+    found = list(cells(pytorch.eager).values())
+    assert [cell.verdict for cell in found[:3]] == [AuditVerdict.PASS, AuditVerdict.FAIL, AuditVerdict.NOT_RUN]
+    assert found[1].reason.startswith("it broke the device")
+    assert all("the device was lost in 'float16' of eager" in cell.reason for cell in found[2:])
+
+
+def test_memory_that_does_not_suffice_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(problem: Problem) -> Step:
+        raise torch.OutOfMemoryError("no room")
+
+    assert cells(declared(full), Scope.GLU, "float32")["float32"].verdict is AuditVerdict.NOT_RUN
+
+
+# Beyond 2^31 elements: the same code, on small tensors
+
+
+def test_rows_on_both_sides_of_every_boundary_are_judged() -> None:
+    width = 8192
+    rows = surroundings.rows_to_judge(2 * 2**31 // width + 50, width)
+    assert rows == sorted(set(rows))
+    for edge in (0, 2**31 // width, 2 * 2**31 // width, 2 * 2**31 // width + 49):
+        assert {row for row in range(edge - 4, edge + 5) if 0 <= row < 2 * 2**31 // width + 50} <= set(rows)
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_some_rows_of_a_case_are_judged_as_the_case_of_those_rows(scope: Scope) -> None:
+    subject = matrix.Subject(pytorch.eager, scope, CPU, Dtype.BFLOAT16)
+    case = small_case(scope=scope, tokens=60, dtype=Dtype.BFLOAT16)
+    assert surroundings._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is AuditVerdict.PASS
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_rows_beyond_a_boundary_that_are_wrong_are_found(wraps: bool) -> None:
+    def build(problem: Problem) -> Step:
+        def forward(gate: Tensor, up: Tensor) -> Tensor:
+            out = torch.nn.functional.silu(gate) * up
+            return torch.cat([out[:32], out[: len(out) - 32] if wraps else 0 * out[32:]])
+
+        return Step(forward)
+
+    subject = matrix.Subject(declared(build, Scope.ACTIVATION), Scope.ACTIVATION, CPU, Dtype.BFLOAT16)
+    case = Case(Shape("s", 24, 40, "made up", (60,)), 60, Dtype.BFLOAT16, Scope.ACTIVATION, Mode.STEP)
+    found = surroundings._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
+    assert found.verdict is AuditVerdict.FAIL
+    assert "output: relative error" in found.reason

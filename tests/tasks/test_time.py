@@ -1,0 +1,185 @@
+"""What the samples of a case say: verdicts, the noise of equal processes, limits, the state of the GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import user_implementations as mine
+from courts import run_here
+from specimens import a_record, small_case
+
+from swiglu_bench.cases.cases import Dtype, Mode, Scope, Shape
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.contenders import pytorch
+from swiglu_bench.machine import ceilings_cache, machine
+from swiglu_bench.machine.ceilings_cache import Ceilings
+from swiglu_bench.machine.nvml import NoAnswer
+from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.rows.record import GpuState, Record, Status
+from swiglu_bench.tasks.time_row import GpuWatch, note_gpu
+from swiglu_bench.worker import court
+from swiglu_bench.worker.admission import Admitting
+from swiglu_bench.worker.batches import Batches
+from swiglu_bench.worker.court import Contender
+from swiglu_bench.worker.reports import SampleReport
+from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.turns import Turns
+
+CPU = torch.device("cpu")
+THIS = machine.describe(CPU)
+H200 = machine.Machine(**(THIS.as_dict() | {"device": "NVIDIA H200", "cache_bytes": 0}))
+Play = Callable[..., dict[str, Record]]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Rows of a case in which every process of eager takes `eager_ms` and all others take `other_ms`, more or less."""
+
+    def play(
+        other_ms: float = 1.0, others: tuple[Implementation, ...] = (mine.mine,), eager_ms: float = 1.0,
+        jitter: float = 0.01, this: machine.Machine = THIS, case: Any = None, **changes: Any,
+    ) -> dict[str, Record]:  # fmt: skip
+        real, count = court.ProcessContender.ask, 0
+
+        def ask(self: court.ProcessContender, kind: Any, method: str, *arguments: Any) -> Any:
+            nonlocal count
+            report = real(self, kind, method, *arguments)
+            if kind is not SampleReport:
+                return report
+            count += 1
+            ms = eager_ms if self.implementation.name == "eager" else other_ms
+            ms *= 1 + jitter * (((count * 7919) % 101) / 101 - 0.5)
+            return report.model_copy(update={"ms": ms, "host_us": ms * 1e3})
+
+        monkeypatch.setattr(court.ProcessContender, "ask", ask)
+        monkeypatch.setattr(Batches, "disagreements", lambda *_: {})
+        monkeypatch.setattr(Turns, "disagreements", lambda *_: {})
+        monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: Ceilings(10.0, 0.1, "2026-01-01T00:00:00Z"))
+        rule = Rule(warmup_rounds=0, min_rounds=40, max_rounds=40, min_s=0.0, budget_s=60.0)
+        how = Settings(**({"task": Task.TIME, "device": CPU, "command": "c", "run_id": "r", "rule": rule} | changes))
+        found = run_here([case or small_case(mode=Mode.FORWARD)], [pytorch.eager, *others], how, this)
+        return {record.implementation: record for record in found}
+
+    return play
+
+
+@pytest.mark.parametrize(("other_ms", "verdict"), [(0.9, "faster"), (1.1, "slower"), (1.0005, "tie")])
+def test_a_verdict_for_every_contender(played: Play, other_ms: float, verdict: str) -> None:
+    found = played(other_ms)
+    assert found["mine"].verdict == verdict
+    assert found["eager"].verdict == "", "the baseline is what others are judged by"
+    assert set(found) == {"eager", "mine"}, "its further processes have no rows"
+    for record in found.values():
+        assert record.aa_low is not None
+        assert record.aa_high is not None
+        assert record.aa_low <= (record.aa_ratio or 0.0) <= record.aa_high
+        assert record.aa_ratio == pytest.approx(1.0, abs=0.005)
+    assert len(found["eager"].twin_ms) == len(found["eager"].samples_ms) == 40
+    assert found["mine"].twin_ms == ()
+
+
+@pytest.mark.parametrize("lacking", [1, 3])
+def test_fewer_processes_of_the_baseline_than_wanted(
+    played: Play, monkeypatch: pytest.MonkeyPatch, lacking: int
+) -> None:
+    real = Admitting.build
+
+    def build(self: Admitting, contender: Contender) -> tuple[str, ...]:
+        if contender.name in [f"eager (twin {number})" for number in (3, 2, 1)[:lacking]]:
+            raise RuntimeError("out of memory")
+        return real(self, contender)
+
+    monkeypatch.setattr(Admitting, "build", build)
+    found = played(0.9)
+    if lacking < 3:
+        assert (found["mine"].verdict, found["eager"].remarks) == ("faster", "")
+    else:
+        assert (found["mine"].ratio, found["mine"].verdict) == (None, "")
+        assert "No second process of eager could be built" in found["eager"].remarks
+        assert "out of memory" in found["eager"].remarks
+
+
+def test_without_a_baseline_there_is_no_pair_and_no_verdict(played: Play) -> None:
+    for record in played(baseline="").values():
+        assert (record.status, record.aa_ratio, record.verdict) == (Status.OK, None, "")
+
+
+def test_what_does_other_work_has_no_verdict(played: Play) -> None:
+    frozen = played(0.5, (mine.frozen,), case=small_case(mode=Mode.STEP))["frozen"]
+    assert (frozen.verdict, frozen.comparable) == ("", False)
+    assert frozen.aa_ratio is not None
+
+
+def test_a_rest_before_each_sample_is_recorded(played: Play) -> None:
+    rule = Rule(warmup_rounds=0, min_rounds=4, max_rounds=4, min_s=0.0, budget_s=60.0, rest_s=0.001)
+    assert played(rule=rule)["eager"].regime == "rested"
+
+
+@pytest.mark.parametrize("scope", [Scope.ACTIVATION, Scope.GLU])
+def test_rates_above_the_datasheet_are_rejected(played: Play, scope: Scope) -> None:
+    case = small_case(scope=scope)
+    record = played(others=(), eager_ms=1e-9, this=H200, case=case)["eager"]
+    assert (record.status, "494 and 4800" in record.reason) == (Status.ERROR, True)
+    assert record.time_ms is record.ratio is record.tflops is record.gbps is None
+    assert record.samples_ms == record.twin_ms == ()
+    assert played(others=(), this=H200, case=case)["eager"].status is Status.OK
+    assert played(others=(), eager_ms=1e-9, case=case)["eager"].status is Status.OK, "nothing is known of this CPU"
+
+
+def test_each_dtype_has_its_own_datasheet_rate(played: Play) -> None:
+    """700 TFLOP/s are possible in bf16 on an H200, not in fp32."""
+    wide, found = Shape("wide", 512, 512, "made up", (1,)), {}
+    for dtype in (Dtype.FLOAT32, Dtype.BFLOAT16):
+        case = small_case(shape=wide, tokens=512, dtype=dtype, mode=Mode.FORWARD)
+        ms = 2 * 512**3 * 2 / 700e12 * 1e3
+        found[dtype] = played(others=(), eager_ms=ms, this=H200, case=case, rule=Rule(0, 4, 4, 0.0))["eager"].status
+    assert found == {Dtype.FLOAT32: Status.ERROR, Dtype.BFLOAT16: Status.OK}
+
+
+# The state of the GPU
+
+
+class Driver:
+    """Answers as NVML does."""
+
+    def __init__(self, states: list[GpuState], others: list[int] | NoAnswer) -> None:
+        self.states, self.others = iter(states), others
+
+    def state(self) -> GpuState:
+        return next(self.states)
+
+    def other_processes(self) -> list[int]:
+        if isinstance(self.others, NoAnswer):
+            raise self.others
+        return self.others
+
+
+def watched(states: list[GpuState], others: list[int] | NoAnswer) -> Record:
+    watch = GpuWatch(Driver(states, others), "")  # type: ignore[arg-type]
+    watch.look_round()
+    for _ in states:
+        watch.on_round()
+    watch.look_round()
+    record = a_record(time_ms=2.0)
+    note_gpu(record, watch)
+    return record
+
+
+def test_figures_of_all_rounds_become_one() -> None:
+    states = [
+        GpuState(1980, 600.0, 50, ""), GpuState(1700, 700.0, 55, "software-power-cap"),
+        GpuState(1800, 690.0, 60, "software-power-cap hardware-thermal"), GpuState(1900, 650.0, 58, ""),
+    ]  # fmt: skip
+    record = watched(states, [4711, 4712])
+    assert (record.sm_mhz, record.power_w, record.temperature_c) == (1850.0, 670.0, 58)
+    assert record.cycles == pytest.approx(2.0e-3 * 1850e6)
+    assert (record.throttle, record.throttled_share) == ("software-power-cap hardware-thermal", 0.5)
+    assert (record.states, record.other_processes) == (tuple(states), 2)
+
+
+def test_figures_that_the_driver_does_not_give_are_missing() -> None:
+    record = watched([GpuState(None, None, None, None)] * 3, NoAnswer("as in a container"))
+    assert record.sm_mhz is record.power_w is record.temperature_c is record.cycles is record.throttled_share is None
+    assert (record.throttle, record.other_processes) == ("", None)
+    assert "as in a container" in record.gpu_note

@@ -1,0 +1,141 @@
+"""Cases on two ranks of a CPU, as a command has them measured."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from from_files import from_file
+from split_implementations import fails, fails_alone, forgets, hangs, later, no_weights, spoils, unbiased, wrong
+
+from swiglu_bench.cases.cases import Case, Dtype, Experts, Extras, Mode, Scope, Shape
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.contenders import experts, pytorch
+from swiglu_bench.contenders.split import async_tp
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.samples import PARTS
+from swiglu_bench.tasks.tp.plan import ASYNC, SplitPlan
+from swiglu_bench.tasks.tp.run import from_data, take_part
+from swiglu_bench.worker import forkserver
+from swiglu_bench.worker.ranks import GroupLost, LocalRanks
+from swiglu_bench.worker.settings import Settings, Task
+
+pytestmark = [
+    pytest.mark.timed,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed"),
+]
+SHAPE = Shape("16x32", 16, 32, "for tests", (8,))
+FORWARD, STEP = (Case(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
+SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r")
+WRONG = [from_file(contender) for contender in (fails, forgets, later, no_weights, spoils, wrong)]
+Found = dict[tuple[str, str, bool], Record]
+
+
+class Heard:
+    """What the ranks of a group send."""
+
+    def __init__(
+        self, logs: Path, size: int, cases: tuple[Case, ...], implementations: list[Implementation],
+        ways: tuple[bool, ...] = (False,), timeout_s: float = 60.0,
+    ) -> None:  # fmt: skip
+        forkserver.start("swiglu_bench.tasks.tp.run", "torch.distributed.tensor.parallel", "torch._dynamo")
+        plan = SplitPlan("r", cases, tuple(each.declared() for each in implementations), ways, 0.1, timeout_s)
+        self.rows: Found = {}
+        self.whose, self.machines, self.lost = "", list[dict[str, Any]](), ""
+        ranks = LocalRanks(size, take_part, (plan, SETTINGS, size), timeout_s, logs)
+        self.pids = ranks.pids
+        try:
+            for kind, value in ranks.messages():
+                if kind == "rows":
+                    rows = [from_data(data, {}) for data in value]
+                    self.rows |= {(row.implementation, row.mode, row.sequence_parallel): row for row in rows}
+                elif kind in ("whose", "machines"):
+                    setattr(self, kind, value)
+        except GroupLost as loss:
+            self.lost = str(loss)
+        finally:
+            ranks.end()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Heard:
+    logs, right = tmp_path_factory.mktemp("logs"), [pytorch.eager, pytorch.eager_packed]
+    return Heard(logs, 2, (FORWARD, STEP), [*right, async_tp, *WRONG], (False, True))
+
+
+@pytest.mark.parametrize("mode", ["forward", "step"])
+def test_what_is_right_is_timed_and_taken_apart(two: Heard, mode: str) -> None:
+    for (name, of, way), row in two.rows.items():
+        if name not in ("eager", "eager-packed") or of != mode:
+            continue
+        assert row.status is Status.OK, f"{name}: {row.reason}"
+        for figure in ("time_ms", "compute_ms", "comm_ms", "single_ms", "efficiency", "bus_gbps", "bus_ceiling_gbps"):
+            assert getattr(row, figure) > 0, figure
+        assert row.rounds
+        assert row.error_ratio is not None
+        assert row.error_ratio <= 1
+        assert row.peak_bytes
+        assert row.ratio is not None
+        assert row.scope == ("mlp-tp2-sp" if way else "mlp-tp2")
+        assert {part: len(times) for part, times in row.series.items()} == dict.fromkeys(PARTS, row.rounds)
+        assert (len(row.samples_ms), len(row.twin_ms)) == (row.rounds, row.rounds if name == "eager" else 0)
+
+
+def test_what_is_wrong_costs_its_own_row_and_says_on_which_rank(two: Heard) -> None:
+    found = {name: row for (name, mode, way), row in two.rows.items() if mode == "step" and not way}
+    assert {name for name, row in found.items() if row.time_ms is not None} == {"eager", "eager-packed"}
+    assert found["fails"].status is Status.ERROR
+    assert found["fails"].reason == "ValueError: no such luck."
+    incorrect = {"forgets": "w_gate: on rank 0 missing", "later": "in the timed loop", "spoils": "w_up"}
+    incorrect["wrong"] = "w_down: on rank 1"
+    for name, fact in incorrect.items():
+        assert found[name].status is Status.INCORRECT
+        assert fact in found[name].reason
+    assert found["no-weights"].status is found[ASYNC].status is Status.SKIPPED
+    assert "no weight gradients" in found["no-weights"].reason
+
+
+def test_the_parent_knows_its_ranks(two: Heard) -> None:
+    assert two.lost == ""
+    assert sorted(two.pids) == [0, 1]
+    assert os.getpid() not in two.pids.values()
+    assert [machine["torch"] for machine in two.machines] == [torch.__version__] * 2
+    for pid in two.pids.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
+    extras = Extras(bias=True, limit=1.0, alpha=1.702, interleaved=True)
+    shape = replace(SHAPE, experts=Experts(4, 2), extras=extras)
+    cases = tuple(Case(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
+    found = Heard(tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(unbiased)], (True,)).rows
+    for mode in ("forward", "step"):
+        for name in ("eager", "grouped"):
+            row = found[name, mode, True]
+            assert row.status is Status.OK, f"{name}: {row.reason}"
+            assert row.time_ms
+            assert row.single_ms, row.single_reason
+        assert found["unbiased", mode, True].status is Status.INCORRECT
+        assert "output: on rank" in found["unbiased", mode, True].reason
+
+
+@pytest.mark.parametrize(
+    ("contender", "fact"),
+    [(hangs, "rank 1: it took longer than 6 s"), (fails_alone, "rank 1: ValueError: no such luck")],
+    ids=["hangs", "fails alone"],
+)
+def test_a_rank_that_is_lost_names_itself(contender: Implementation, fact: str, tmp_path: Path) -> None:
+    heard = Heard(tmp_path, 2, (FORWARD,), [pytorch.eager, from_file(contender)], timeout_s=6.0)
+    assert heard.whose == contender.name
+    assert fact in heard.lost
+    assert heard.rows == {}
+
+
+def test_one_rank_needs_no_collectives(tmp_path: Path) -> None:
+    (row,) = Heard(tmp_path, 1, (STEP,), [pytorch.eager], (True,)).rows.values()
+    assert row.status is Status.OK, row.reason
+    assert row.single_ms
+    assert row.comm_ms is None

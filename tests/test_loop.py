@@ -1,0 +1,458 @@
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from courts import one_device
+from gpus import a_gpu
+from rich.console import Console
+from specimens import a_record, small_case, without_time
+
+from swiglu_bench.cases.cases import Case, Mode, Scope
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Step, implementation
+from swiglu_bench.contenders import pytorch
+from swiglu_bench.loop import NoPlace, Progress, Schedule, expected_cost, rows, sweep
+from swiglu_bench.machine import locks, machine
+from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.options import TimingOptions
+from swiglu_bench.request import INTERRUPTED, Request
+from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.csv_table import CutShort
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.worker import policy
+from swiglu_bench.worker.child import DoesNotEnd
+from swiglu_bench.worker.court import CaseTask, Court
+from swiglu_bench.worker.places import CaseRows, Lost, Place, Work
+from swiglu_bench.worker.settings import Settings, Task
+
+pytestmark = pytest.mark.usefixtures("_quiet_machine")
+CPU = torch.device("cpu")
+THIS = machine.describe(CPU)
+SETTINGS = Settings(Task.TIME, CPU, "swiglu-bench forward", "20250102T030405Z-77")
+MINE, OTHER = (
+    implementation(name, scopes=["glu"], description="d")(lambda problem: Step(lambda x: x))
+    for name in ("mine", "other")
+)
+CASES = [small_case(tokens=tokens) for tokens in (1, 2, 3)]
+OK, SKIPPED = a_record(), without_time(Status.SKIPPED, "It has no backward.")
+INCORRECT, ERROR = without_time(Status.INCORRECT, "output: wrong."), without_time(Status.ERROR, "broken")
+
+
+class FakeWandb:
+    """Stands in for W&B: takes rows and remembers how it was opened and closed."""
+
+    opened: list["FakeWandb"]
+    url_or_path = place = "https://wandb.example/run"
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.rows, self.closed = options, list[Record](), 0
+        FakeWandb.opened.append(self)
+
+    def write(self, record: Record) -> None:
+        self.rows.append(record)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    FakeWandb.opened = []
+    module = types.SimpleNamespace(WandbRun=FakeWandb)
+    monkeypatch.setitem(sys.modules, "swiglu_bench.show.wandb_run", module)
+
+
+def run_sweep(
+    task: CaseTask, how: Settings = SETTINGS, cases: Any = CASES[:1], chosen: Any = (MINE,),
+    screen: dict[str, Any] | None = None, **options: Any,
+) -> tuple[int, str]:  # fmt: skip
+    """The exit status and the text of a sweep; it writes files only with `out`."""
+    wanted = TimingOptions(**{"csv": "out" in options} | options)
+    text = io.StringIO()
+    console = Console(file=text, **{"width": 100, "color_system": None} | (screen or {}))
+    request = Request("forward", wanted, how, cases, chosen, one_device(how, THIS))
+    return sweep(request, task, THIS, console), text.getvalue()
+
+
+def play(*events: Record | BaseException, **options: Any) -> tuple[int, str]:
+    """A sweep whose task yields these rows or raises."""
+
+    def task(*_: object) -> Iterator[Record]:
+        for event in events:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+
+    return run_sweep(task, **options)
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([], 1),
+        ([OK, SKIPPED], 0),
+        ([SKIPPED, SKIPPED], 1),
+        ([OK, INCORRECT, OK], 1),
+        ([ERROR, OK], 1),
+        ([INCORRECT, KeyboardInterrupt()], INTERRUPTED),
+    ],
+)
+def test_the_exit_status(events: list[Any], status: int) -> None:
+    assert play(*events)[0] == status
+
+
+def test_a_row_is_on_the_disk_before_the_next_is_asked_for() -> None:
+    seen: list[int] = []
+
+    def task(*_: object) -> Iterator[Record]:
+        for tokens in (1, 2, 3):
+            yield a_record(tokens=tokens)
+            seen.append(len(run_folder.read_records(Path("run"))))
+
+    run_sweep(task, out=Path("run"))
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt(), RuntimeError("a bug")])
+def test_every_writer_gets_every_row_and_is_closed(end: BaseException | None) -> None:
+    wanted = {"out": Path("run"), "log_wandb": True, "wandb_project": "mine", "wandb_tags": ["a, b", "cpu"]}
+    with pytest.raises(RuntimeError, match="a bug") if isinstance(end, RuntimeError) else contextlib.nullcontext():
+        _, text = play(OK, INCORRECT, *([end] if end else []), **wanted)
+        lines = text.splitlines()
+        assert lines[2:4] == ["Rows, samples and machine: run", "W&B: https://wandb.example/run"]
+        assert lines[4:] == (["Interrupted: 2 rows were kept."] if end else [])
+    (run,) = FakeWandb.opened
+    assert (run.rows, run.closed) == ([OK, INCORRECT], 1)
+    assert list(run_folder.read_records(Path("run"))["status"]) == ["ok", "incorrect"]
+    about = json.loads(Path("run/run.json").read_text(encoding="utf-8"))
+    assert (about["command"], about["run_id"]) == (SETTINGS.command, SETTINGS.run_id)
+    assert about["machine"] == THIS.as_dict()
+    assert about["options"]["out"] == "run"
+    assert run.options["config"] == about
+    assert (run.options["project"], run.options["folder"], run.options["group"]) == ("mine", Path("run"), "forward")
+    assert (run.options["name"], run.options["tags"]) == ("forward cpu", ["forward", "cpu", "a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [(Task.TIME, "forward"), (Task.MEMORY, "memory"), (Task.VERIFY, "verify, 7")]
+)
+def test_progress_and_the_task_s_tables_reach_a_terminal(task: Task, words: str) -> None:
+    def run(court: Court, *_: object) -> Iterator[Record]:
+        court.tell("timing, round 3", 0.7)
+        yield SKIPPED
+
+    _, text = run_sweep(run, Settings(task, CPU, "c", SETTINGS.run_id), screen={"width": 160, "force_terminal": True})
+    assert "case 1/1: small, 1 token, timing, round 3" in text
+    assert words in text
+
+
+@pytest.mark.parametrize("error", [DeviceLost("illegal access"), DoesNotEnd("Process 7 is there."), NoPlace("2 left.")])
+def test_what_ends_a_sweep_early_is_told(error: BaseException) -> None:
+    status, text = play(OK, error)
+    assert status == 1
+    (line,) = (line for line in text.splitlines() if line.startswith("Warning: "))
+    assert str(error) in line
+
+
+# Resuming, and what must not happen at the same time
+
+
+class Killed(BaseException):
+    """Stands for a process that ends between two rows."""
+
+
+def resume(how: Settings, kill_at: int | None = None) -> tuple[list[int], str]:
+    """Run what is left of CASES; the token counts that were run."""
+    ran: list[int] = []
+
+    def task(court: Court, case: Any, chosen: Any) -> Iterator[Record]:
+        if case.tokens == kill_at:
+            raise Killed
+        ran.append(case.tokens)
+        blank = partial(policy.blank, court.settings, court.machine, case)
+        yield from (blank(contender).end(Status.SKIPPED, "It is only pretended.") for contender in chosen)
+
+    with contextlib.suppress(Killed):
+        status, text = run_sweep(task, how, CASES, [MINE, OTHER], out=Path("run"), resume=True)
+        assert status == 1, "all rows are skipped"
+        return ran, text
+    return ran, ""
+
+
+def test_resume_continues_where_it_ended_and_a_kept_row_that_failed_fails_the_sweep_again() -> None:
+    again = dataclasses.replace(SETTINGS, run_id="second")
+    assert resume(SETTINGS, kill_at=3)[0] == [1, 2]
+    ran, text = resume(again)
+    assert ran == [3]
+    assert "2 of 3 cases are finished in run and are kept." in text
+    rows = run_folder.read_records(Path("run"))
+    assert list(rows["tokens"]) == [1, 1, 2, 2, 3, 3]
+    assert len(set(rows["fingerprint"])) == 6
+    assert resume(again)[0] == []
+    cases = [dataclasses.replace(CASES[0], tokens=INCORRECT.tokens, mode=INCORRECT.mode)]
+    failed = [play(INCORRECT, cases=cases, out=Path("failed"), resume=True)[0] for _ in range(2)]
+    assert failed == [1, 1]
+    assert len(run_folder.read_records(Path("failed"))) == 1
+
+
+def test_resume_replaces_a_case_that_is_cut_short_or_was_run_with_other_settings() -> None:
+    resume(SETTINGS)
+    path = Path("run/records.csv")
+    path.write_bytes(path.read_bytes()[:-30])  # a row cut short
+    with pytest.warns(CutShort, match="run/records.csv"):
+        assert len(run_folder.read_records(Path("run"))) == 5
+    ran, text = resume(dataclasses.replace(SETTINGS, run_id="second"))
+    assert ran == [3]
+    (told,) = (line for line in text.splitlines() if line.startswith("Warning: run/records.csv"))
+    assert "--resume" in told
+    otherwise = dataclasses.replace(SETTINGS, run_id="third", cold_l2=False)
+    assert resume(otherwise, kill_at=3)[0] == [1, 2]
+    rows = run_folder.read_records(Path("run"))
+    assert sorted(zip(rows["tokens"], rows["run_id"], strict=True)) == [
+        (1, "third"), (1, "third"), (2, "third"), (2, "third"), (3, "second"), (3, "second"),
+    ]  # fmt: skip
+
+
+def test_a_folder_with_rows_needs_resume_or_force() -> None:
+    run = Path("run")
+    play(OK, INCORRECT, out=run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(BadInput, match=r"run has rows .*--resume .*--force"):
+        play(OK, out=run)
+    for options in ({"resume": True, "force": True, "out": run}, {"force": True}, {"resume": True}):
+        with pytest.raises(BadInput, match=r"--resume|--force"):
+            play(OK, **options)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    play(OK, out=run, force=True)
+    assert list(run_folder.read_records(run)["status"]) == ["ok"]
+
+
+def test_a_row_that_was_cut_in_the_middle_of_a_file_is_named() -> None:
+    play(OK, OK, out=Path("run"))
+    path = Path("run/records.csv")
+    header, first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + first[:40] + b"\n" + second)
+    with pytest.raises(BadInput, match=r"line 2 of run/records.csv"):
+        play(OK, out=Path("run"), resume=True)
+    with pytest.raises(BadInput, match=r"run/records.csv .*line 2"):
+        run_folder.read_records(Path("run"))
+
+
+def test_it_is_told_when_nothing_that_was_asked_for_was_timed() -> None:
+    chosen = (dataclasses.replace(OTHER, name="eager"), MINE)
+    rows = (dataclasses.replace(OK, implementation="eager"), SKIPPED)
+    status, text = play(*rows, chosen=chosen, impl=["mine"])
+    assert status == 1
+    (told,) = (line for line in text.splitlines() if line.startswith("Warning: "))
+    assert "mine" in told
+    assert SKIPPED.reason in told
+    assert play(*rows, chosen=chosen, impl=["mine,eager"])[0] == 0
+    assert play(*rows, chosen=chosen)[0] == 0
+
+
+def test_two_sweeps_into_one_folder_are_refused() -> None:
+    run = Path("run")
+    play(OK, out=run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    refusal = pytest.raises(BadInput, match=r"--out: run is being written by process \d+: swiglu-bench step; wait")
+    with locks.folder(run, "swiglu-bench step"), refusal:
+        play(OK, out=run)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_rows_that_a_full_disk_did_not_take_fail_the_sweep() -> None:
+    records = Path("run/records.csv")
+
+    def task(*_: object) -> Iterator[Record]:
+        records.unlink()
+        records.symlink_to("/dev/full")
+        yield OK
+        yield OK
+
+    status, text = run_sweep(task, out=Path("run"))
+    assert status == 1
+    warnings = [line for line in text.splitlines() if line.startswith("Warning: ")]
+    assert [str(records) in line and "No space left on device" in line for line in warnings] == [True, True]
+    assert "its last 3 lines" in warnings[1]
+
+
+def test_a_gpu_is_locked_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[Any] = []
+
+    @contextlib.contextmanager
+    def gpu(*what: Any) -> Iterator[None]:
+        held.append(what[:3])
+        yield
+
+    monkeypatch.setattr(locks, "gpu", gpu)
+    play(OK)
+    assert held == []
+    monkeypatch.setattr(locks, "gpu_uuid", lambda device: "GPU-1-2")
+    how = dataclasses.replace(SETTINGS, device=torch.device("cuda", 0))
+    play(OK, how=how, wait=False)
+    assert held == [("GPU-1-2", "swiglu-bench forward", False)]
+
+
+@pytest.mark.parametrize("ends", [OK, ERROR])
+def test_logs_stay_where_a_row_names_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: Record) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+    def task(court: Court, *_: Any) -> Iterator[Record]:
+        assert court.timeout_s == 7.0
+        (court.logs / "mine.log").write_text("said", encoding="utf-8")
+        (court.logs / "silent.log").touch()
+        yield ends
+
+    for folder in ({"out": Path("run")}, {}):
+        run_sweep(task, timeout=7.0, **folder)
+    assert [path.name for path in Path("run/logs").iterdir()] == ["mine.log"]
+    left = [path.name for path in Path("temporary").rglob("*.log")]
+    assert left == (["mine.log"] if ends is ERROR else [])
+
+
+# Several places
+
+
+FIRST_PLACE, OTHER_PLACE = Place(0, a_gpu(0)), Place(1, a_gpu(1))
+
+
+def test_the_longest_comes_first() -> None:
+    cases = [small_case(tokens=tokens) for tokens in (3, 1000, 7, 100)]
+    schedule = Schedule(cases, False)
+    assert [schedule.take(FIRST_PLACE, [OTHER_PLACE]) for _ in range(5)] == [1, 3, 2, 0, None]
+
+
+def test_cost_grows_with_work_of_either_kind() -> None:
+    forward, step = small_case(mode=Mode.FORWARD), small_case(mode=Mode.STEP)
+    assert expected_cost(forward) < expected_cost(step)
+    gate = small_case(scope=Scope.ACTIVATION)
+    assert expected_cost(gate) < expected_cost(dataclasses.replace(gate, tokens=1000)), "bytes count, too"
+
+
+def test_a_case_whose_place_was_lost_comes_again_elsewhere_and_first() -> None:
+    schedule = Schedule([small_case(tokens=tokens) for tokens in (9, 5)], False)
+    assert schedule.take(FIRST_PLACE, [OTHER_PLACE]) == 0
+    assert schedule.give_back(0, FIRST_PLACE, "it was killed") is None
+    again = Place(2, a_gpu(0))  # another process on the same GPU
+    assert schedule.take(again, [OTHER_PLACE]) == 1
+    assert schedule.take(again, [OTHER_PLACE]) is None, "left to the other place, which is busy"
+    assert schedule.take(OTHER_PLACE, [again]) == 0
+
+
+def test_where_there_is_no_elsewhere_it_comes_again_there() -> None:
+    schedule = Schedule([small_case()], False)
+    schedule.take(FIRST_PLACE, [])
+    schedule.give_back(0, FIRST_PLACE, "it was killed")
+    again = Place(2, a_gpu(0))
+    assert schedule.take(again, []) == 0
+
+
+def test_the_second_loss_is_the_last() -> None:
+    schedule = Schedule([small_case()], False)
+    schedule.take(FIRST_PLACE, [OTHER_PLACE])
+    schedule.give_back(0, FIRST_PLACE, "killed")
+    schedule.take(OTHER_PLACE, [])
+    reason = schedule.give_back(0, OTHER_PLACE, "its node died")
+    assert reason == "Its process ended 2 times: a GPU 0 was lost: killed; then a GPU 1 was lost: its node died."
+    assert schedule.take(FIRST_PLACE, []) is None
+
+
+BOTH = [pytorch.eager, pytorch.eager_packed]
+ON_GPUS = dataclasses.replace(SETTINGS, device=torch.device("cuda", 0))
+FOUR = [small_case(tokens=tokens) for tokens in (1, 2, 3, 4)]
+
+
+class FakePlaces:
+    """Does every case at once, but for what `deaths` says: (place, tokens) that end the place."""
+
+    in_order = False
+    device = torch.device("cuda", 0)
+
+    def __init__(self, deaths: Sequence[tuple[int, int]] = (), replaced: bool = False) -> None:
+        self.places = {number: Place(number, a_gpu(number)) for number in (0, 1)}
+        self.doing: dict[int, tuple[str, float]] = {}
+        self.joining = False
+        self._deaths = list(deaths)
+        self._replaced = replaced
+        self._events: list[CaseRows | Lost] = []
+        self.began: list[tuple[int, int]] = []
+
+    def start(self, work: Work, changed: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def begin(self, place: int, case: Case) -> None:
+        self.began.append((place, case.tokens))
+        this = self.places[place].machine
+        if (place, case.tokens) in self._deaths:
+            del self.places[place]
+            if self._replaced:
+                self.places[place + 10] = Place(place + 10, this)
+            self._events.append(Lost(place, "it was killed"))
+        else:
+            self._events.append(CaseRows(place, [policy.blank(ON_GPUS, this, case, one) for one in BOTH]))
+
+    def wait(self, timeout_s: float) -> list[CaseRows | Lost]:
+        found, self._events = self._events, []
+        return found
+
+
+def played(team: FakePlaces, told: list[tuple[float, str]], warned: list[str]) -> dict[tuple[int, str], Any]:
+    work = Work(lambda *_: iter(()), BOTH, ON_GPUS, 1.0, Path())
+
+    def show(progress: Progress) -> None:
+        told.append((progress.done, str(progress)))
+
+    found = list(rows(team, FOUR, work, show, warned.append))  # type: ignore[arg-type]
+    by_name = {(row.tokens, row.implementation): row for row in found}
+    assert len(by_name) == len(found) == 8, "each row once"
+    return by_name
+
+
+def test_every_row_once_and_each_names_its_gpu() -> None:
+    told: list[tuple[float, str]] = []
+    found = played(FakePlaces(), told, [])
+    assert {row.gpu_uuid for row in found.values()} == {"GPU-0", "GPU-1"}
+    for tokens in (1, 2, 3, 4):
+        assert len({found[tokens, one.name].gpu_uuid for one in BOTH}) == 1
+    assert told[0] == (0.0, "0/4 on 2 GPUs: small, 4 tokens")
+    assert told[-1] == (2.0, "2/4 on 2 GPUs: small, 2 tokens")
+
+
+def test_a_place_that_dies_costs_a_retry_elsewhere() -> None:
+    warned: list[str] = []
+    team = FakePlaces([(0, 4)])
+    found = played(team, [], warned)
+    assert {row.status for row in found.values()} == {Status.OK}
+    assert (1, 4) in team.began
+    assert warned == [f"a GPU 0 was lost: it was killed; {FOUR[3].label} is run once more."]
+
+
+def test_what_kills_two_places_becomes_rows_with_errors() -> None:
+    found = played(FakePlaces([(0, 4), (1, 4)], replaced=True), [], [])
+    errors = {row.tokens: row.reason for row in found.values() if row.status is Status.ERROR}
+    assert errors == {
+        4: "Its process ended 2 times: a GPU 0 was lost: it was killed; then a GPU 1 was lost: it was killed."
+    }
+
+
+def test_without_a_place_the_sweep_says_what_is_left() -> None:
+    team, warned = FakePlaces([(0, 4), (1, 3)]), list[str]()
+    with pytest.raises(
+        NoPlace, match=r"^4 cases are left and no place to run them: a GPU 1 was lost: it was killed\.$"
+    ):
+        played(team, [], warned)
+    assert len(warned) == 2
