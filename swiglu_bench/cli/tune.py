@@ -6,13 +6,11 @@ import dataclasses
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
@@ -23,10 +21,7 @@ from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.rows import text
 
 if TYPE_CHECKING:
-    import torch
-
-    from swiglu_bench.tasks.tuning.tuner import Found
-    from swiglu_kernels.tiles.candidates import Problem
+    from swiglu_bench.tasks.tune import Job
     from swiglu_kernels.tiles.tuning import Entry, Machine
 
 DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad,experts-*"
@@ -35,16 +30,6 @@ LEGEND = "tile: rows x columns x depth, warps, stages, row tiles of a group. rat
 MULTIPLE = 16
 """Sizes are multiples of this: then the kernels access memory 16 bytes at a time (`launch.vectorises`)."""
 STYLES = {"faster": "bold green", "slower": "dim", "tie": "dim"}
-
-
-@dataclass
-class Job:
-    """One kernel for one problem, and the result: what was found, or why nothing was."""
-
-    kernel: str
-    shape: str
-    problem: Problem
-    found: Found | str = ""
 
 
 def tune(
@@ -78,7 +63,8 @@ def tune(
     if show and clear:
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench.machine import machine
-    from swiglu_bench.tasks.tuning import tuned_file
+    from swiglu_bench.show.writers.console import Bar
+    from swiglu_bench.tasks.tune import Effort, clear_file, tune_all
     from swiglu_kernels.launches.backend import backend_for, multiprocessors
     from swiglu_kernels.tiles import tuning
 
@@ -88,7 +74,7 @@ def tune(
     console, json = text.screen(form), form == "json"
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if clear:
-        said = tuned_file.clear(path)
+        said = clear_file(path)
         say(said)
         if json:
             text.put(text.as_json({"kind": "tuning", "file": path, "cleared": said, "rows": []}))
@@ -110,9 +96,10 @@ def tune(
         )
     jobs = _jobs(shapes, seed, tokens, dtype, kernel, (here.major_minor, multiprocessors(chosen)), here.gpu)
     status, done = 0, []
-    with held(chosen, wait):
+    effort, on_stderr = Effort(candidates, budget, seed), partial(typer.echo, err=True)
+    with held(chosen, wait), Bar(console, len(jobs), "tuning") as bar:
         try:
-            for job in _tune_all(jobs, chosen, here, path, candidates, budget, seed, console):
+            for job in tune_all(jobs, chosen, here, path, effort, bar.tell, on_stderr):
                 done.append(job)
                 status |= isinstance(job.found, str)
         except KeyboardInterrupt:
@@ -136,6 +123,7 @@ def _jobs(
     import torch
 
     from swiglu_bench.cases.shapes import load_shapes
+    from swiglu_bench.tasks.tune import Job
     from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Problem
 
     names: list[str] = []
@@ -172,58 +160,11 @@ def _jobs(
     return jobs
 
 
-def _tune_all(
-    jobs: Sequence[Job],
-    device: torch.device,
-    here: Machine,
-    path: Path,
-    most: int,
-    budget_s: float,
-    seed: int,
-    console: Console,
-) -> Iterator[Job]:
-    """Tune one after another and keep each winner at once; where the device is lost, the rest is not tuned."""
-    from swiglu_bench.machine.machine import now
-    from swiglu_bench.measure.clock import DeviceLost, make_clock
-    from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.show.writers.console import Bar
-    from swiglu_bench.tasks.tuning import tuned_file
-    from swiglu_bench.tasks.tuning.tuner import CannotTune, tune
-    from swiglu_kernels.tiles import tuning
-
-    clock, rule = make_clock(device), Rule(budget_s=budget_s, min_s=min(1.0, budget_s / 2))
-    with Bar(console, len(jobs), "tuning") as bar:
-        for number, job in enumerate(jobs):
-            problem = job.problem
-            at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"
-            tell = partial(lambda at, done, doing: bar.tell(f"{at}: {doing}", done), at, number)
-            try:
-                job.found = found = tune(job.kernel, problem, device, clock, rule, most, seed, tell)
-            except (CannotTune, DeviceLost) as error:
-                job.found = str(error)
-                yield job
-                if isinstance(error, DeviceLost):
-                    return
-                continue
-            ratio = found.ratio
-            entry = tuning.Entry(
-                machine=here, kernel=job.kernel, dtype=_name(problem), tokens=problem.kept_for,
-                hidden=problem.hidden, intermediate=problem.intermediate, choice=found.winner,
-                ratio=(ratio.median, ratio.low, ratio.high), at=now(),
-            )  # fmt: skip
-            tuned_file.keep(path, entry, found.winner != found.shipped, partial(typer.echo, err=True))
-            yield job
-
-
-def _name(problem: Problem) -> str:
-    return str(problem.dtype).removeprefix("torch.")
-
-
 def _row_of(job: Job) -> dict[str, Any]:
     """What was found for one kernel, as data."""
     problem, found = job.problem, job.found
     row = {
-        "kernel": job.kernel, "shape": job.shape, "dtype": _name(problem), "tokens": problem.tokens,
+        "kernel": job.kernel, "shape": job.shape, "dtype": job.dtype, "tokens": problem.tokens,
         "hidden": problem.hidden, "intermediate": problem.intermediate,
     }  # fmt: skip
     if isinstance(found, str):
@@ -240,7 +181,7 @@ def _table_of(jobs: Iterable[Job]) -> RenderableType:
     tiles = table("Tiles", "kernel", "problem", "shipped", "best other", "ratio", "verdict", "tried")
     for job in jobs:
         found = job.found
-        problem = f"{job.shape} {_name(job.problem)}\n{job.problem.tokens} tokens"
+        problem = f"{job.shape} {job.dtype}\n{job.problem.tokens} tokens"
         if isinstance(found, str):
             tiles.add_row(job.kernel, problem, Text(found, "red"), "", "", Text("error", "red"), "")
             continue

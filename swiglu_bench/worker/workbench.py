@@ -21,14 +21,13 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built, Call, Produced, add_up
-from swiglu_bench.check.conduct import GlobalState, random_state
+from swiglu_bench.check.conduct import GlobalState, put_back, random_state
 from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.letterbox import Letterbox, Sizes
 from swiglu_bench.check.results import fingerprint, form_fault, poison
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
 from swiglu_bench.measure.graph import Graph, capture
-from swiglu_bench.measure.replaced import put_back
 from swiglu_bench.worker.ahead import choose_nothing, every_candidate
 from swiglu_bench.worker.reports import (
     BuildReport,
@@ -218,7 +217,7 @@ class Workbench:
         """Record the work of a mode, for all layers, as a CUDA graph; why it cannot be recorded, or ""."""
         try:
             self._layers = [self._built, *(self._further_layer() for _ in range(1, self.settings.layers))]
-            calls = [one.recordable(mode) for one in self._layers]
+            calls = [built.recordable(mode) for built in self._layers]
             self._graph = capture(lambda: [call() for call in calls], self._device)
         except Exception as error:  # whatever a contender or CUDA has against being recorded
             self._layers = []

@@ -1,4 +1,5 @@
 import gc
+import pkgutil
 import random
 import signal
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from swiglu_bench.check.conduct import PUT_BACK, SETTINGS, GlobalState, random_state
+from swiglu_bench.check.conduct import PUT_BACK, SETTINGS, GlobalState, put_back, random_state
 
 
 class Mode(TorchFunctionMode):
@@ -111,3 +112,12 @@ def test_an_operator_of_torch_that_somebody_replaces_is_told() -> None:
         assert state.changed == {"torch's own operators"}
     finally:
         library._destroy()
+
+
+@pytest.mark.parametrize("name", ["time.perf_counter", "torch.cuda.Event.elapsed_time", "torch.equal", "torch.matmul"])
+def test_a_replaced_function_is_named_and_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert put_back() == []
+    real = pkgutil.resolve_name(name)
+    monkeypatch.setattr(name, lambda *arguments: real(*arguments))
+    assert put_back() == [name]
+    assert pkgutil.resolve_name(name) is real

@@ -9,8 +9,7 @@ import torch
 from command_line import Ran, swiglu_bench
 from fake_clock import FakeClock
 
-from swiglu_bench.measure import clock as clock_module
-from swiglu_bench.tasks.tuning import tuner
+from swiglu_bench.tasks import tune as tuner
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.portable.experts import rows_launch
 from swiglu_kernels.tiles import tuning
@@ -39,7 +38,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if backend_for(torch.device("cpu")) != "interpreter":
         pytest.skip("Triton's interpreter is not in use")
     monkeypatch.setattr(tuning, "machine_of", lambda device: HERE)
-    monkeypatch.setattr(clock_module, "make_clock", lambda device: FakeClock(lambda launch: float(launch.num_stages)))
+    monkeypatch.setattr(tuner, "make_clock", lambda device: FakeClock(lambda launch: float(launch.num_stages)))
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def fails_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
     fails: dict[str, BaseException] = {}
     really = tuner.tune
 
-    def sometimes(kernel: str, *rest: object) -> tuner.Found:
+    def sometimes(kernel: str, *rest: object) -> tuner.Tuned:
         if kernel in fails:
             raise fails[kernel]
         return really(kernel, *rest)  # type: ignore[arg-type]
@@ -145,7 +144,7 @@ def test_experts_are_tuned_for_the_rows_of_one(path: Path) -> None:
 def test_bad_input_is_one_sentence_before_any_work(
     arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock_module, "make_clock", lambda device: pytest.fail("it began to measure"))
+    monkeypatch.setattr(tuner, "make_clock", lambda device: pytest.fail("it began to measure"))
     assert words in tune(*arguments).complaint
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiglu_bench.tasks.tuning.tuner import difference
+from swiglu_bench.tasks.tune import difference
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.standalone.workloads import Workload, workload

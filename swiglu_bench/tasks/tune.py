@@ -1,4 +1,6 @@
-"""The fastest tile of a kernel on this GPU: candidates compiled, checked against the shipped one, timed beside it.
+"""The task `tune`: the fastest tile of a kernel on this GPU, and the file that keeps it.
+
+Candidates are compiled, checked against the shipped one and timed beside it.
 
 Two rounds of timing: a short one of all candidates, and a long one of the fastest few with the shipped choice and its
 twin. Only the second decides, since its samples had no part in picking the finalists; a choice wins only if it is
@@ -7,19 +9,25 @@ faster by more than the twin's noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
-from swiglu_bench.cases.errors import one_line
-from swiglu_bench.measure.clock import Clock, DeviceLost, answers
+from swiglu_bench.cases.errors import BadInput, one_line
+from swiglu_bench.machine.machine import now
+from swiglu_bench.measure.clock import Clock, DeviceLost, answers, make_clock
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, percentile, verdict
 from swiglu_kernels.standalone.workloads import Runnable, Workload, workload
+from swiglu_kernels.tiles import tuning
 from swiglu_kernels.tiles.candidates import MOST, Choice, Problem, candidates
 
 FINALISTS = 3
@@ -33,7 +41,7 @@ class CannotTune(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Found:
+class Tuned:
     """The result of tuning one kernel for one problem."""
 
     shipped: Choice
@@ -60,6 +68,63 @@ class Found:
         return self.best if self.verdict is Verdict.FASTER else self.shipped
 
 
+@dataclass
+class Job:
+    """One kernel for one problem, and the result: what was found, or why nothing was."""
+
+    kernel: str
+    shape: str
+    problem: Problem
+    found: Tuned | str = ""
+
+    @property
+    def dtype(self) -> str:
+        """Its name."""
+        return str(self.problem.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How thoroughly to tune."""
+
+    most: int = MOST
+    """Candidates of a kernel."""
+    budget_s: float = 5.0
+    """For each of the two rounds of timing."""
+    seed: int = 0
+
+
+def tune_all(
+    jobs: Sequence[Job], device: torch.device, here: tuning.Machine, path: Path, effort: Effort,
+    tell: Callable[[str, int], object], say: Callable[[str], object],
+) -> Iterator[Job]:  # fmt: skip
+    """Tune one after another and keep each winner at once; where the device is lost, the rest is not tuned.
+
+    `tell` hears what is being done and how many jobs are done, `say` of a file that was moved aside.
+    """
+    clock, rule = make_clock(device), Rule(budget_s=effort.budget_s, min_s=min(1.0, effort.budget_s / 2))
+    for number, job in enumerate(jobs):
+        problem = job.problem
+        at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"
+        tell_job = partial(lambda at, done, doing: tell(f"{at}: {doing}", done), at, number)
+        try:
+            job.found = found = tune(job.kernel, problem, device, clock, rule, effort.most, effort.seed, tell_job)
+        except (CannotTune, DeviceLost) as error:
+            job.found = str(error)
+            yield job
+            if isinstance(error, DeviceLost):
+                return
+            continue
+        ratio = found.ratio
+        entry = tuning.Entry(
+            machine=here, kernel=job.kernel, dtype=job.dtype, tokens=problem.kept_for,
+            hidden=problem.hidden, intermediate=problem.intermediate, choice=found.winner,
+            ratio=(ratio.median, ratio.low, ratio.high), at=now(),
+        )  # fmt: skip
+        keep(path, entry, found.winner != found.shipped, say)
+        yield job
+
+
 def tune(
     kernel: str,
     problem: Problem,
@@ -68,8 +133,8 @@ def tune(
     rule: Rule,
     most: int = MOST,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda doing: None,
-) -> Found:
+    tell: Callable[[str], object] = lambda doing: None,
+) -> Tuned:
     """Tune one kernel of `swiglu_kernels.tiles.candidates.KERNELS`.
 
     Raises CannotTune, and DeviceLost where a candidate breaks the device.
@@ -82,7 +147,7 @@ def tune(
         expected = _outputs(work, launches[shipped], clock)
     except (RuntimeError, ValueError) as error:
         raise CannotTune(one_line(error)) from error
-    if not all(bool(torch.isfinite(one).all()) for one in expected):
+    if not all(bool(torch.isfinite(value).all()) for value in expected):
         raise CannotTune(f"the shipped choice, {shipped}, leaves elements unwritten or not finite")
 
     rejected: dict[Choice, str] = {}
@@ -115,7 +180,7 @@ def tune(
     ratio = final.ratio(str(best), SHIPPED)
     assert ratio is not None, "it was placed"
     shipped_ms, best_ms = (percentile(final.timings[name].ms, 50) for name in (SHIPPED, str(best)))
-    return Found(shipped, best, shipped_ms, best_ms, ratio, twin.noise, len(others) + 1, rejected)
+    return Tuned(shipped, best, shipped_ms, best_ms, ratio, twin.noise, len(others) + 1, rejected)
 
 
 @dataclass(frozen=True)
@@ -163,8 +228,8 @@ def _ranked(rounds: Rounds, choices: Iterable[Choice], rejected: dict[Choice, st
 
 
 def _poison(work: Workload) -> None:
-    for one in work.outputs:
-        one.fill_(float("nan"))
+    for output in work.outputs:
+        output.fill_(float("nan"))
 
 
 def _outputs(work: Workload, launch: Runnable, clock: Clock) -> list[Tensor]:
@@ -172,7 +237,7 @@ def _outputs(work: Workload, launch: Runnable, clock: Clock) -> list[Tensor]:
     _poison(work)
     launch.run()
     clock.synchronize()
-    return [one.clone() for one in work.outputs]
+    return [output.clone() for output in work.outputs]
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> str:
@@ -191,3 +256,47 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> str:
             at = tuple(int(index) for index in wrong.nonzero()[0])
             return f"{count} of {wrong.numel()} elements differ, first {at}: {value[at]:.5g} for {right[at]:.5g}"
     return ""
+
+
+def keep(path: Path, entry: tuning.Entry, wins: bool, tell: Callable[[str], object]) -> None:
+    """Enter a choice in place of an earlier one; where it does not win, only remove the earlier one.
+
+    A file that is not sound is moved aside, since a user may need it, and `tell` is called with where to. Raises
+    BadInput where the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(_lock_of(path)):
+            try:
+                others = [kept for kept in tuning.read(path) if kept.place != entry.place]
+            except ValueError as error:
+                others, unsound = [], path.with_name(f"{path.name}.unsound")
+                path.replace(unsound)
+                tell(f"{path} is {error}; it was moved to {unsound}.")
+            tuning.write([*others, entry] if wins else others)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}; name another in {tuning.VARIABLE}.") from None
+    tuning.forget()
+
+
+def clear_file(path: Path) -> str:
+    """Remove the file and say so. Raises BadInput for one that a user named and that holds no tuned choices."""
+    if not path.exists():
+        return f"Nothing is kept in {path}."
+    try:
+        held = f" with tuned choices: {len(tuning.read(path))}"
+    except ValueError as error:
+        if os.environ.get(tuning.VARIABLE):
+            raise BadInput(f"{tuning.VARIABLE} names {path}, which is {error}; remove it yourself.") from None
+        held = ", which was not sound"
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}; remove it yourself.") from None
+    path.unlink()
+    with contextlib.suppress(OSError):
+        _lock_of(path).unlink()
+    tuning.forget()
+    return f"Removed {path}{held}."
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")

@@ -1,19 +1,25 @@
 """Tuning on Triton's interpreter by a clock that says what a test wants."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from fake_clock import FakeClock
+from tuned import ENTRY
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.measure.statistics import Verdict
-from swiglu_bench.tasks.tuning import tuner
-from swiglu_bench.tasks.tuning.tuner import CannotTune, Found, difference, tune
+from swiglu_bench.tasks import tune as tuner
+from swiglu_bench.tasks.tune import CannotTune, Tuned, clear_file, difference, keep, tune
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.standalone.workloads import Runnable, Workload
+from swiglu_kernels.tiles import tuning
 from swiglu_kernels.tiles.candidates import Choice, Problem, candidates
 
 CPU = torch.device("cpu")
@@ -39,7 +45,7 @@ def takes(shipped: float = 2.0, first: float = 2.0, second: float = 2.0, torch: 
     return FakeClock(lambda launch: next(ms for choice, ms in speeds.items() if is_of(launch, choice)))
 
 
-def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) -> Found:
+def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) -> Tuned:
     return tune("forward", PROBLEM, CPU, clock, RULE, 2, tell=tell)
 
 
@@ -189,3 +195,62 @@ def test_differences(dtype: torch.dtype) -> None:
         assert difference([right, wrong], [right, right]).startswith("1 of 5000 elements differ, first (7, 3): ")
     shifted = right.roll(1, 0)
     assert "elements differ" in difference([shifted], [right])
+
+
+# The file of tuned choices
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv(tuning.VARIABLE, str(tmp_path / "there" / "tuning.json"))
+    tuning.forget()
+    yield tmp_path / "there" / "tuning.json"
+    tuning.forget()
+
+
+def test_a_choice_replaces_the_earlier_one_of_its_place_or_only_removes_it(path: Path) -> None:
+    other, later = replace(ENTRY, tokens=16), replace(ENTRY, ratio=(0.8, 0.7, 0.9), at="later")
+    for entry in (ENTRY, other, later):
+        keep(path, entry, True, pytest.fail)
+    assert tuning.read(path) == [other, later]
+    keep(path, ENTRY, False, pytest.fail)
+    assert tuning.read(path) == [other]
+
+
+def test_many_at_once_lose_nothing(path: Path) -> None:
+    entries = [replace(ENTRY, hidden=size) for size in range(1, 9)]
+    writers = [threading.Thread(target=keep, args=(path, entry, True, pytest.fail)) for entry in entries]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(tuning.read(path), key=lambda entry: entry.hidden) == entries
+
+
+def test_a_file_that_is_not_sound_is_moved_aside(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("somebody's letters")
+    said: list[str] = []
+    keep(path, ENTRY, True, said.append)
+    assert tuning.read(path) == [ENTRY]
+    assert path.with_name("tuning.json.unsound").read_text() == "somebody's letters"
+    assert "it was moved to" in said[0]
+
+
+def test_a_place_that_cannot_be_written(path: Path) -> None:
+    path.parent.write_text("a file where a folder has to be")
+    with pytest.raises(BadInput, match=r"cannot be written: .*; name another in SWIGLU_KERNELS_TUNING."):
+        keep(path, ENTRY, True, pytest.fail)
+
+
+def test_clearing_spares_a_file_of_another_kind_that_was_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert clear_file(path) == f"Nothing is kept in {path}."
+    keep(path, ENTRY, True, pytest.fail)
+    assert clear_file(path) == f"Removed {path} with tuned choices: 1."
+    assert list(path.parent.iterdir()) == []
+    path.write_text("somebody's letters")
+    with pytest.raises(BadInput, match=r"which is not a file of tuned choices .*; remove it yourself"):
+        clear_file(path)
+    assert path.exists()
+    monkeypatch.delenv(tuning.VARIABLE)
+    assert clear_file(path) == f"Removed {path}, which was not sound."
