@@ -1,15 +1,15 @@
-"""The task `tune`: the fastest tile of a kernel on this GPU, and the file that keeps it.
+"""`swiglu-bench tune`: the fastest tile of each kernel on this GPU, found and kept in the file of tuned choices.
 
-Candidates are compiled, checked against the shipped one and timed beside it.
-
-Two rounds of timing: a short one of all candidates, and a long one of the fastest few with the shipped choice and its
-twin. Only the second decides, since its samples had no part in picking the finalists; a choice wins only if it is
-faster by more than the twin's noise.
+Candidates are compiled, checked against the shipped one and timed beside it, in two rounds: a short one of all
+candidates, and a long one of the fastest few with the shipped choice and its twin. Only the second decides, since its
+samples had no part in picking the finalists; a choice wins only if it is faster by more than the twin's noise.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +21,17 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from swiglu_bench.cases.errors import BadInput, one_line
+from swiglu_bench.cases.cases import Dtype, Shape
+from swiglu_bench.cases.errors import BadInput, did_you_mean, one_line
 from swiglu_bench.machine.machine import now
-from swiglu_bench.measure.clock import Clock, DeviceLost, answers, make_clock
+from swiglu_bench.measure.clock import Clock, DeviceLost, answers
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, percentile, verdict
+from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.standalone.workloads import Runnable, Workload, workload
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.candidates import MOST, Choice, Problem, candidates
+from swiglu_kernels.tiles.candidates import KERNELS, MOST, TUNED_DTYPES, Choice, Problem, candidates
+from swiglu_kernels.tiles.tuning import Entry, Machine
 
 FINALISTS = 3
 SCREEN = Rule(warmup_rounds=1, min_rounds=5, max_rounds=30, min_s=0.0, precision=0.01)
@@ -36,12 +39,16 @@ SCREEN = Rule(warmup_rounds=1, min_rounds=5, max_rounds=30, min_s=0.0, precision
 SHIPPED, TWIN = "shipped", "shipped, again"
 
 
+MULTIPLE = 16
+"""Sizes are multiples of this: then the kernels access memory 16 bytes at a time (`launch.vectorises`)."""
+
+
 class CannotTune(RuntimeError):
     """The shipped choice itself does not run, or its tensors do not fit; the message says why."""
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Found:
     """The result of tuning one kernel for one problem."""
 
     shipped: Choice
@@ -75,112 +82,89 @@ class Job:
     kernel: str
     shape: str
     problem: Problem
-    found: Tuned | str = ""
+    found: Found | str = ""
 
     @property
     def dtype(self) -> str:
-        """Its name."""
+        """Name of the dtype, as in the file."""
         return str(self.problem.dtype).removeprefix("torch.")
+
+    def row(self) -> dict[str, Any]:
+        """What was found, as data."""
+        problem, found = self.problem, self.found
+        row = {
+            "kernel": self.kernel, "shape": self.shape, "dtype": self.dtype, "tokens": problem.tokens,
+            "hidden": problem.hidden, "intermediate": problem.intermediate,
+        }  # fmt: skip
+        if isinstance(found, str):
+            return row | {"verdict": "error", "reason": found}
+        return row | {
+            "verdict": found.verdict, "shipped": str(found.shipped), "best": str(found.best),
+            "winner": str(found.winner), "shipped_ms": found.shipped_ms, "best_ms": found.best_ms,
+            "ratio": found.ratio.median, "ratio_low": found.ratio.low, "ratio_high": found.ratio.high,
+            "tried": found.tried, "rejected": {str(choice): reason for choice, reason in found.rejected.items()},
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How thoroughly to tune."""
+class Tuner:
+    """Where and how kernels are tuned: the same for all jobs of a command."""
 
+    device: torch.device
+    clock: Clock
+    rule: Rule
+    """Of the final; the first round of timing has its budget."""
     most: int = MOST
-    """Candidates of a kernel."""
-    budget_s: float = 5.0
-    """For each of the two rounds of timing."""
+    """Candidates for each kernel and problem."""
     seed: int = 0
 
+    def tune(self, kernel: str, problem: Problem, tell: Callable[[str], object] = lambda doing: None) -> Found:
+        """Tune one kernel of `swiglu_kernels.tiles.candidates.KERNELS`.
 
-def tune_all(
-    jobs: Sequence[Job], device: torch.device, here: tuning.Machine, path: Path, effort: Effort,
-    tell: Callable[[str, int], object], say: Callable[[str], object],
-) -> Iterator[Job]:  # fmt: skip
-    """Tune one after another and keep each winner at once; where the device is lost, the rest is not tuned.
-
-    `tell` hears what is being done and how many jobs are done, `say` of a file that was moved aside.
-    """
-    clock, rule = make_clock(device), Rule(budget_s=effort.budget_s, min_s=min(1.0, effort.budget_s / 2))
-    for number, job in enumerate(jobs):
-        problem = job.problem
-        at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"
-        tell_job = partial(lambda at, done, doing: tell(f"{at}: {doing}", done), at, number)
+        Raises CannotTune, and DeviceLost where a candidate breaks the device.
+        """
+        shipped, *others = candidates(kernel, problem, self.most)
+        tell("running the shipped choice")
         try:
-            job.found = found = tune(job.kernel, problem, device, clock, rule, effort.most, effort.seed, tell_job)
-        except (CannotTune, DeviceLost) as error:
-            job.found = str(error)
-            yield job
-            if isinstance(error, DeviceLost):
-                return
-            continue
-        ratio = found.ratio
-        entry = tuning.Entry(
-            machine=here, kernel=job.kernel, dtype=job.dtype, tokens=problem.kept_for,
-            hidden=problem.hidden, intermediate=problem.intermediate, choice=found.winner,
-            ratio=(ratio.median, ratio.low, ratio.high), at=now(),
-        )  # fmt: skip
-        keep(path, entry, found.winner != found.shipped, say)
-        yield job
+            work = workload(kernel, problem, self.device, self.seed)
+            launches: dict[Choice, Runnable] = {shipped: work.describe(shipped)}
+            expected = _outputs(work, launches[shipped], self.clock)
+        except (RuntimeError, ValueError) as error:
+            raise CannotTune(one_line(error)) from error
+        if not all(bool(torch.isfinite(output).all()) for output in expected):
+            raise CannotTune(f"the shipped choice, {shipped}, leaves elements unwritten or not finite")
 
+        rejected: dict[Choice, str] = {}
+        for number, choice in enumerate(others):
+            tell(f"compiling and checking {number + 1} of {len(others)}: {choice}")
+            try:
+                launch = work.describe(choice)
+                reason = difference(_outputs(work, launch, self.clock), expected)
+            except Exception as error:  # the compiler or the driver may raise anything; it costs the candidate only
+                if not answers(self.device):
+                    raise DeviceLost(f"{kernel} with {choice}: {error}") from error
+                reason = one_line(error)
+            if reason:
+                rejected[choice] = reason
+            else:
+                launches[choice] = launch
+        if len(launches) == 1:
+            raise CannotTune(f"none of {len(others)} candidates is correct; the first: {next(iter(rejected.values()))}")
 
-def tune(
-    kernel: str,
-    problem: Problem,
-    device: torch.device,
-    clock: Clock,
-    rule: Rule,
-    most: int = MOST,
-    seed: int = 0,
-    tell: Callable[[str], object] = lambda doing: None,
-) -> Tuned:
-    """Tune one kernel of `swiglu_kernels.tiles.candidates.KERNELS`.
-
-    Raises CannotTune, and DeviceLost where a candidate breaks the device.
-    """
-    shipped, *others = candidates(kernel, problem, most)
-    tell("running the shipped choice")
-    try:
-        work = workload(kernel, problem, device, seed)
-        launches: dict[Choice, Runnable] = {shipped: work.describe(shipped)}
-        expected = _outputs(work, launches[shipped], clock)
-    except (RuntimeError, ValueError) as error:
-        raise CannotTune(one_line(error)) from error
-    if not all(bool(torch.isfinite(value).all()) for value in expected):
-        raise CannotTune(f"the shipped choice, {shipped}, leaves elements unwritten or not finite")
-
-    rejected: dict[Choice, str] = {}
-    for number, choice in enumerate(others):
-        tell(f"compiling and checking {number + 1} of {len(others)}: {choice}")
-        try:
-            launch = work.describe(choice)
-            reason = difference(_outputs(work, launch, clock), expected)
-        except Exception as error:  # the compiler or the driver may raise anything; it costs the candidate only
-            if not answers(device):
-                raise DeviceLost(f"{kernel} with {choice}: {error}") from error
-            reason = one_line(error)
-        if reason:
-            rejected[choice] = reason
-        else:
-            launches[choice] = launch
-    if len(launches) == 1:
-        raise CannotTune(f"none of {len(others)} candidates is correct; the first: {next(iter(rejected.values()))}")
-
-    race = _Race(work, device, expected, clock, seed)
-    tell(f"timing {len(launches)}")
-    first = race.run(launches, replace(SCREEN, budget_s=rule.budget_s))
-    finalists = _ranked(first, [choice for choice in launches if choice != shipped], rejected)[:FINALISTS]
-    tell("timing the fastest")
-    final = race.run({choice: launches[choice] for choice in (shipped, *finalists)}, rule)
-    placed, twin = _ranked(final, finalists, rejected), final.ratio(TWIN, SHIPPED)
-    if not placed or twin is None:
-        raise CannotTune(f"no candidate could be timed; the last: {list(rejected.values())[-1:]}")
-    best = placed[0]
-    ratio = final.ratio(str(best), SHIPPED)
-    assert ratio is not None, "it was placed"
-    shipped_ms, best_ms = (percentile(final.timings[name].ms, 50) for name in (SHIPPED, str(best)))
-    return Tuned(shipped, best, shipped_ms, best_ms, ratio, twin.noise, len(others) + 1, rejected)
+        race = _Race(work, self.device, expected, self.clock, self.seed)
+        tell(f"timing {len(launches)}")
+        first = race.run(launches, replace(SCREEN, budget_s=self.rule.budget_s))
+        finalists = _ranked(first, [choice for choice in launches if choice != shipped], rejected)[:FINALISTS]
+        tell("timing the fastest")
+        final = race.run({choice: launches[choice] for choice in (shipped, *finalists)}, self.rule)
+        placed, twin = _ranked(final, finalists, rejected), final.ratio(TWIN, SHIPPED)
+        if not placed or twin is None:
+            raise CannotTune(f"no candidate could be timed; the last: {list(rejected.values())[-1:]}")
+        best = placed[0]
+        ratio = final.ratio(str(best), SHIPPED)
+        assert ratio is not None, "it was placed"
+        shipped_ms, best_ms = (percentile(final.timings[name].ms, 50) for name in (SHIPPED, str(best)))
+        return Found(shipped, best, shipped_ms, best_ms, ratio, twin.noise, len(others) + 1, rejected)
 
 
 @dataclass(frozen=True)
@@ -258,7 +242,82 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> str:
     return ""
 
 
-def keep(path: Path, entry: tuning.Entry, wins: bool, tell: Callable[[str], object]) -> None:
+def jobs_of(
+    kernels: str, shapes: Sequence[Shape], dtypes: Sequence[Dtype], tokens: Sequence[int] | None,
+    device: torch.device, here: Machine,
+) -> list[Job]:  # fmt: skip
+    """Everything to tune, checked before any work; `kernels` are names or globs. Raises BadInput."""
+    names: list[str] = []
+    for pattern in (part.strip() for part in kernels.split(",")):
+        hits = fnmatch.filter(KERNELS, pattern)
+        if not hits:
+            raise BadInput(f"--kernel: there is no kernel {pattern!r}; {did_you_mean(pattern, list(KERNELS))}")
+        names += [name for name in hits if name not in names]
+    wanted = [getattr(torch, dtype.value) for dtype in dict.fromkeys(dtypes)]
+    if not set(wanted) <= set(TUNED_DTYPES):
+        raise BadInput("--dtype: float32 keeps its shipped tiles; give bf16 or fp16.")
+    gpu, jobs = (here.major_minor, multiprocessors(device)), []
+    for shape in shapes:
+        if shape.hidden % MULTIPLE or shape.intermediate % MULTIPLE:
+            needed = f"give sizes that are multiples of {MULTIPLE}"
+            raise BadInput(f"--shapes: {shape.name} keeps its shipped tiles; {needed}.")
+        experts = (shape.experts.count, shape.experts.top_k) if shape.experts else (0, 1)
+        mine = [name for name in names if name.startswith("experts-") == bool(shape.experts)]
+        if not mine:
+            kind = "a mixture of experts" if shape.experts else "a dense block"
+            raise BadInput(f"--kernel: none of {kernels} is of {shape.name}, {kind}; experts-* are those of experts.")
+        for dtype in wanted:
+            problems = [
+                Problem(count, shape.hidden, shape.intermediate, dtype, *gpu, *experts, here.gpu)
+                for count in sorted(set(shape.tokens if tokens is None else tokens))
+            ]
+            if tokens is not None:
+                _check_shared(problems)
+            served = {problem.kept_for: problem for problem in problems}  # of the most tokens that share a choice
+            jobs += [Job(name, shape.name, problem) for problem in served.values() for name in mine]
+    return jobs
+
+
+def _check_shared(problems: Sequence[Problem]) -> None:
+    """Raise BadInput for two token counts, in ascending order, that share a tuned choice."""
+    for first, second in itertools.pairwise(problems):
+        if first.kept_for == second.kept_for:
+            what = "tiles of {} rows" if first.experts else "up to {} tokens"
+            share = f"{first.tokens} and {second.tokens} share one choice"
+            raise BadInput(f"--tokens: {share}, that of {what.format(first.kept_for)}; leave one out.")
+
+
+def tune_all(
+    tuner: Tuner, jobs: Sequence[Job], path: Path, here: Machine, tell: Callable[[int, str], object],
+    warn: Callable[[str], object],
+) -> Iterator[Job]:  # fmt: skip
+    """Tune one after another and keep each winner at once; where the device is lost, the rest is not tuned.
+
+    `tell` gets the number of jobs that are done, and what is happening.
+    """
+    for number, job in enumerate(jobs):
+        problem = job.problem
+        at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"
+        told = partial(lambda at, done, doing: tell(done, f"{at}: {doing}"), at, number)
+        try:
+            job.found = found = tuner.tune(job.kernel, problem, told)
+        except (CannotTune, DeviceLost) as error:
+            job.found = str(error)
+            yield job
+            if isinstance(error, DeviceLost):
+                return
+            continue
+        ratio = found.ratio
+        entry = Entry(
+            machine=here, kernel=job.kernel, dtype=job.dtype, tokens=problem.kept_for, hidden=problem.hidden,
+            intermediate=problem.intermediate, choice=found.winner, ratio=(ratio.median, ratio.low, ratio.high),
+            at=now(),
+        )  # fmt: skip
+        keep(path, entry, found.winner != found.shipped, warn)
+        yield job
+
+
+def keep(path: Path, entry: Entry, wins: bool, tell: Callable[[str], object]) -> None:
     """Enter a choice in place of an earlier one; where it does not win, only remove the earlier one.
 
     A file that is not sound is moved aside, since a user may need it, and `tell` is called with where to. Raises
@@ -266,9 +325,9 @@ def keep(path: Path, entry: tuning.Entry, wins: bool, tell: Callable[[str], obje
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(_lock_of(path)):
+        with FileLock(_lock(path)):
             try:
-                others = [kept for kept in tuning.read(path) if kept.place != entry.place]
+                others = [other for other in tuning.read(path) if other.place != entry.place]
             except ValueError as error:
                 others, unsound = [], path.with_name(f"{path.name}.unsound")
                 path.replace(unsound)
@@ -279,7 +338,7 @@ def keep(path: Path, entry: tuning.Entry, wins: bool, tell: Callable[[str], obje
     tuning.forget()
 
 
-def clear_file(path: Path) -> str:
+def clear(path: Path) -> str:
     """Remove the file and say so. Raises BadInput for one that a user named and that holds no tuned choices."""
     if not path.exists():
         return f"Nothing is kept in {path}."
@@ -293,10 +352,10 @@ def clear_file(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {error.strerror}; remove it yourself.") from None
     path.unlink()
     with contextlib.suppress(OSError):
-        _lock_of(path).unlink()
+        _lock(path).unlink()
     tuning.forget()
     return f"Removed {path}{held}."
 
 
-def _lock_of(path: Path) -> Path:
+def _lock(path: Path) -> Path:
     return path.with_name(f"{path.name}.lock")

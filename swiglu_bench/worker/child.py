@@ -79,7 +79,7 @@ class Child:
         self._took: dict[str, list[float]] = {}
         self._suspended = False
         self._pipe, theirs = forkserver.CONTEXT.Pipe()
-        setting = worker.ChildSetting.of_this_process(log, environment or {})
+        setting = worker.Setting.of_this_process(log, environment or {})
         try:
             self._process = forkserver.fork(worker.serve, theirs, role, setting)
         except (OSError, EOFError) as error:

@@ -21,7 +21,7 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built, Call, Produced, add_up
-from swiglu_bench.check.conduct import GlobalState, put_back, random_state
+from swiglu_bench.check.conduct import GlobalState, put_functions_back, random_state
 from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.letterbox import Letterbox, Sizes
@@ -365,7 +365,7 @@ class Workbench:
         return UsageReport(delivered=delivered, raised=raised)
 
     def _put_back(self) -> None:
-        self._replaced.update(put_back())
+        self._replaced.update(put_functions_back())
         self._state.put_back()
 
     def _take(

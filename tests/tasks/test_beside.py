@@ -33,6 +33,7 @@ from swiglu_bench.worker import workbench
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.one_call import program
+from swiglu_bench.worker.reports import BuildReport
 from swiglu_bench.worker.settings import Settings, Task
 
 CPU = torch.device("cpu")
@@ -166,7 +167,7 @@ PLAIN_SETTINGS = Settings(Task.TIME, CPU, "forward", "run", energy=False)
 def profiled(settings: Settings, mode: Mode = Mode.STEP) -> Entry:
     place, case = Court(settings, machine.describe(CPU), in_process=True), small_case(mode=mode)
     contender = place.contender(pytorch.eager)
-    contender.tell("build", case, 7)
+    contender.ask(BuildReport, "build", case, 7)
     entry = Entry(
         contender, a_bare_record(implementation="eager", mode=mode.value), pytorch.eager.gradients(case.scope)
     )
