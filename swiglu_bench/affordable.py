@@ -58,11 +58,11 @@ def check_sweep(request: Request, this: Machine) -> None:
     work, interpreted, judged_s = dict.fromkeys(Dtype, 0.0), 0.0, 0.0
     for case in request.cases:
         here = [
-            one
-            for one in request.implementations
-            if one.refuses(case) is None and one.unavailable("cpu", settings.interpreter) is None
+            known
+            for known in request.implementations
+            if known.refuses(case) is None and known.unavailable("cpu", settings.interpreter) is None
         ]
-        by_triton = sum(one.backend == "triton" for one in here)
+        by_triton = sum(known.backend == "triton" for known in here)
         names = (*WEIGHTS[case.scope], "x")
         work[case.dtype] += (len(here) - by_triton + 1) * CALLS * costs.flops(case, names)  # 1: the reference
         interpreted += by_triton * CALLS * costs.flops(dataclasses.replace(case, mode=Mode.FORWARD), names)

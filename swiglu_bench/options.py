@@ -273,7 +273,9 @@ def parameters(options: type, for_typer: bool) -> list[inspect.Parameter]:
     """The fields of an options class as parameters of a function; Typer wants their help texts, Python does not."""
     types, kind = typing.get_type_hints(options, include_extras=for_typer), inspect.Parameter.KEYWORD_ONLY
     fields = sorted(dataclasses.fields(options), key=lambda field: "wandb" in field.name)  # their panel is the last
-    return [inspect.Parameter(one.name, kind, default=one.default, annotation=types[one.name]) for one in fields]
+    return [
+        inspect.Parameter(field.name, kind, default=field.default, annotation=types[field.name]) for field in fields
+    ]
 
 
 def given(options: Any) -> dict[str, Any]:

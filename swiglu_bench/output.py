@@ -36,7 +36,7 @@ class Opened:
     @property
     def writers(self) -> list[Writer]:
         """Those that are there."""
-        return [one for one in (self.files, self.wandb) if one]
+        return [writer for writer in (self.files, self.wandb) if writer]
 
     def places(self) -> Iterator[str]:
         """Where the rows are."""

@@ -107,8 +107,8 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         chosen = implementations_of(options, {case.scope for case in cases}, beside)
         if not options.impl:
             precisions = {case.precision for case in cases} | ({Precision.UNQUANTISED} if timing else set())
-            chosen = [one for one in chosen if precisions & one.precisions]
-        for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
+            chosen = [known for known in chosen if precisions & known.precisions]
+        for path in dict.fromkeys(known.file for known in chosen if ".py:" in known.address):
             say(f"Note: --impl runs the code of {path}.")
         yield Request(command, options, settings, cases, chosen, places, workload)
 
@@ -232,7 +232,7 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
     if options.scope is not None:
         scopes = options.scope
         if options.shapes is None:  # of the command's own, those that the scopes are for
-            shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
+            shapes = [shape for shape in shapes if _fitting(scopes_of(scopes), shape)]
         _check_scopes(scopes_of(scopes), shapes)
     if options.routing is not None:
         shapes = _routed(shapes, options.routing)
@@ -247,7 +247,7 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
     )
     unfit = [case for case in cases if case.shape.experts and case.precision not in FOR_EXPERTS]
     if unfit and (options.shapes is not None or options.scope is not None):
-        fitting = ", ".join(one.value or "bf16" for one in FOR_EXPERTS)
+        fitting = ", ".join(precision.value or "bf16" for precision in FOR_EXPERTS)
         raise BadInput(
             f"--precision {unfit[0].precision} is for dense blocks; for the experts of {unfit[0].shape.name} give "
             f"one of {fitting}."
@@ -260,13 +260,13 @@ def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list
     precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp", "experts"]
     if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
         raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
-    if options.scope is not None and (others := [one for one in split([options.scope]) if one not in own]):
+    if options.scope is not None and (others := [scope for scope in split([options.scope]) if scope not in own]):
         raise BadInput(f"--precision is for the scopes {', '.join(own)}, and --scope names {others[0]}; leave it out.")
-    return precisions, names, ",".join(one for one in scopes.split(",") if one in own), "bf16"
+    return precisions, names, ",".join(scope for scope in scopes.split(",") if scope in own), "bf16"
 
 
 def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
-    return [one for one in scopes if (one is Scope.EXPERTS) == (shape.experts is not None)]
+    return [scope for scope in scopes if (scope is Scope.EXPERTS) == (shape.experts is not None)]
 
 
 def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
@@ -276,7 +276,7 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
             kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
             instead = "leave --scope out" if shape.experts else f"give one of {', '.join(DENSE)}"
             raise BadInput(f"--scope {', '.join(scopes)}: {shape.name} {kind}; {instead}.")
-    lost = [one for one in scopes if not any(_fitting([one], shape) for shape in shapes)]
+    lost = [scope for scope in scopes if not any(_fitting([scope], shape) for shape in shapes)]
     if lost:
         raise BadInput(f"--scope {lost[0]}: none of the shapes has it; give one that has, or leave {lost[0]} out.")
 
@@ -287,7 +287,9 @@ def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
     if not any(shape.experts for shape in shapes):
         raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
     return [
-        one for shape in shapes for one in (map(shape.routed, dict.fromkeys(routings)) if shape.experts else [shape])
+        routed
+        for shape in shapes
+        for routed in (map(shape.routed, dict.fromkeys(routings)) if shape.experts else [shape])
     ]
 
 
@@ -330,13 +332,14 @@ def implementations_of(
     known = catalogue(load)
     comparing = not isinstance(options, VerifyOptions | AuditOptions)
     unasked = {
-        one.name
-        for one in known
-        if not one.on_request and {*scopes} & (one.scopes - one.variant if comparing else one.scopes)
+        implementation.name
+        for implementation in known
+        if not implementation.on_request
+        and {*scopes} & (implementation.scopes - (implementation.variant if comparing else set()))
     }
     chosen = select(known, wanted, unwanted, load, unasked)
-    names = [one.name for one in known]
-    for baseline in sorted(set(baselines) - {one.name for one in chosen}):
+    names = [implementation.name for implementation in known]
+    for baseline in sorted(set(baselines) - {implementation.name for implementation in chosen}):
         if baseline not in names:
             raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
         if not any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
@@ -348,9 +351,9 @@ def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> froze
     """Of the chosen implementations those that --impl names; all where it was not given."""
     patterns = split(impl)
     return frozenset(
-        one.name
-        for one in chosen
-        if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
+        known.name
+        for known in chosen
+        if not patterns or known.address in patterns or any(fnmatch.fnmatch(known.name, part) for part in patterns)
     )
 
 
@@ -367,9 +370,10 @@ def split(values: Sequence[str] | None, option: str = "") -> list[str]:
 
 def check_wandb(options: WandbOptions) -> None:
     """Raise BadInput for an option about a W&B run where none was asked for."""
-    for one in dataclasses.fields(options):
-        if one.name.startswith("wandb_") and getattr(options, one.name) != one.default and not options.log_wandb:
-            name = one.name.replace("_", "-")
+    for option in dataclasses.fields(options):
+        is_given = option.name.startswith("wandb_") and getattr(options, option.name) != option.default
+        if is_given and not options.log_wandb:
+            name = option.name.replace("_", "-")
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
 
 

@@ -58,14 +58,14 @@ class Fingerprints:
             "machine": {name: getattr(this, name) for name in sources.MACHINE},
             "settings": {name: value for name, value in dataclasses.asdict(settings).items() if name not in IRRELEVANT},
         }
-        self.names = [one.name for one in implementations]
+        self.names = [known.name for known in implementations]
         self._own = {
-            one.name: {
-                "name": one.name,
-                "source": sources.of_file(Path(one.file)) if one.file else "",
-                "versions": _versions(one),
+            known.name: {
+                "name": known.name,
+                "source": sources.of_file(Path(known.file)) if known.file else "",
+                "versions": _versions(known),
             }
-            for one in implementations
+            for known in implementations
         }
 
     def of(self, case: CaseKey, implementation: str) -> str:

@@ -238,17 +238,6 @@ def test_a_folder_with_rows_needs_resume_or_force() -> None:
     assert list(run_folder.read_records(run)["status"]) == ["ok"]
 
 
-def test_a_row_that_was_cut_in_the_middle_of_a_file_is_named() -> None:
-    play(OK, OK, out=Path("run"))
-    path = Path("run/records.csv")
-    header, first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(header + first[:40] + b"\n" + second)
-    with pytest.raises(BadInput, match=r"line 2 of run/records.csv"):
-        play(OK, out=Path("run"), resume=True)
-    with pytest.raises(BadInput, match=r"run/records.csv .*line 2"):
-        run_folder.read_records(Path("run"))
-
-
 def test_it_is_told_when_nothing_that_was_asked_for_was_timed() -> None:
     chosen = (dataclasses.replace(OTHER, name="eager"), MINE)
     rows = (dataclasses.replace(OK, implementation="eager"), SKIPPED)

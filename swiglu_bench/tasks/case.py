@@ -16,7 +16,8 @@ from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.admission import failure as failed_check
-from swiglu_bench.worker.court import Contender, Court, JudgeLost
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Court, JudgeLost
 from swiglu_bench.worker.settings import Task
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.rows.record import Record
 from swiglu_bench.tasks.case import TWINS, Able, CaseRun
-from swiglu_bench.worker.court import Contender, Court
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.reports import MemoryReport
 
 

@@ -12,7 +12,8 @@ from swiglu_bench.measure.rounds import run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, detectable, noise_interval, percentile, verdict
 from swiglu_bench.tasks.case import TWINS
 from swiglu_bench.worker.admission import Admitting, Drawn
-from swiglu_bench.worker.court import Contender, Court
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.turns import RoundJudge, contender_of
 
 PAIRS_OF_A_CREW = 10

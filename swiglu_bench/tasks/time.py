@@ -24,7 +24,8 @@ from swiglu_bench.tasks.case import TWINS, Able, CaseRun, Entry, blame, sentence
 from swiglu_bench.tasks.time_row import GpuWatch, note_comparison, note_gpu, note_time, note_work
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.batches import Batches, Unsettled, WrongResult, WrongTime
-from swiglu_bench.worker.court import Contender, Court, name_of
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Court, name_of
 from swiglu_bench.worker.settings import Tell
 from swiglu_bench.worker.turns import (
     RoundJudge,

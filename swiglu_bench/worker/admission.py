@@ -16,8 +16,8 @@ from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, Values, new_draw, new_seed
 from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.worker.child import ContenderFailed
-from swiglu_bench.worker.court import Contender, Judging
+from swiglu_bench.worker.child import Contender, ContenderFailed
+from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, Report, SampleReport, UsageReport
 
 VALUES = ("relative error", "largest element", "bias")
@@ -106,10 +106,10 @@ class Admitting:
 
     def _operand_letterboxes(self, contender: Contender) -> dict[str, tuple[bytes, Sizes]]:
         """Of one that quantises; the judge knows from now on how."""
-        one = contender.implementation
-        if not one.precision_of(self._case):
+        implementation = contender.implementation
+        if not implementation.precision_of(self._case):
             return {}
-        return self._judge.operand_letterboxes(contender.name, *one.way_of(self._case))
+        return self._judge.operand_letterboxes(contender.name, *implementation.way_of(self._case))
 
     def _run(
         self, contender: Contender, gradients: Sequence[str], *, train: bool, label: str = "{}", began: float = 0.0
@@ -122,10 +122,8 @@ class Admitting:
             report = contender.ask(CallReport, "check", draw, train)
             first_ms = first_ms or (time.perf_counter() - began) * 1e3
             results = results_of(report, names)
-            asked = (contender.name, draw, results, label, self._thorough)
-            judge, operands = self._judge, report.operands
-            checks = judge.judge(*asked) if operands is None else judge.judge_operands(*asked, operands)
-            for check in checks:
+            operands = () if report.operands is None else (report.operands,)
+            for check in self._judge.judge(contender.name, draw, results, label, self._thorough, *operands):
                 name = check.tensor
                 if check.check in VALUES and number and worst[name].ok:
                     where = f"on new inputs at the same addresses (seed {draw.seed}), {check.reason}"
@@ -149,16 +147,16 @@ class Admitting:
             checks = self._judge.judge(contender.name, draw, results_of(report, ["output"]), "{} (CUDA graph)", False)
             failed += [check for check in checks if not check.ok]
         return tuple(
-            dataclasses.replace(one, check="graph replay", reason=f"replayed on changed inputs, {one.reason}")
-            for one in failed
+            dataclasses.replace(check, check="graph replay", reason=f"replayed on changed inputs, {check.reason}")
+            for check in failed
         )
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """As a model uses it, once for each scope, variant and dtype; not in Triton's interpreter, without times."""
-        one, settings = contender.implementation, self._court.settings
-        if self._used is None or (settings.interpreter and one.backend == "triton"):
+        implementation, settings = contender.implementation, self._court.settings
+        if self._used is None or (settings.interpreter and implementation.backend == "triton"):
             return ()
-        key = (one.name, self._case.scope, self._case.dtype, str(self._case.shape.extras))
+        key = (implementation.name, self._case.scope, self._case.dtype, str(self._case.shape.extras))
         if key not in self._used:
             self._used[key] = self.use(contender)
         return self._used[key]
@@ -169,13 +167,13 @@ class Admitting:
         Not one that quantises, whose weights may be quantised once; one of the suite's compiler is spared inference,
         for which it would compile again.
         """
-        one = contender.implementation
-        interpreted = self._court.settings.interpreter and one.backend == "triton"
-        if self._used is None or interpreted or one.precision_of(self._case) or self._extras != PLAIN:
+        implementation = contender.implementation
+        interpreted = self._court.settings.interpreter and implementation.backend == "triton"
+        if self._used is None or interpreted or implementation.precision_of(self._case) or self._extras != PLAIN:
             return ()
-        spared = usage.of_suites_compiler(one) and self._case.mode is not Mode.FORWARD
+        spared = usage.of_suites_compiler(implementation) and self._case.mode is not Mode.FORWARD
         draws = [new_draw() for _ in range(2 if spared else 3)]
-        learns = "w_gate" in one.gradients(self._case.scope)
+        learns = "w_gate" in implementation.gradients(self._case.scope)
         weights_seed = new_seed() if learns else None
         about = "at its own size, with weights changed in place, gradients that add up, and inference in between"
         try:
@@ -192,27 +190,28 @@ class Admitting:
 
     def use(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """As a model uses it, at a small size; only what failed."""
-        one = contender.implementation
+        implementation = contender.implementation
         case = usage.small_case(self._case, self._court.settings.device.type)
-        wanted = usage.wanted(one, case)
-        if not wanted or one.refuses(case):
+        wanted = usage.wanted(implementation, case)
+        if not wanted or implementation.refuses(case):
             return ()
         seeds = usage.Seeds(new_seed(), new_seed(), new_seed(), (new_seed(), new_seed(), new_seed()))
-        box = self._judge.usage_letterbox(contender.name, case, seeds, wanted, one.gradients(case.scope))
+        box = self._judge.usage_letterbox(contender.name, case, seeds, wanted, implementation.gradients(case.scope))
         report = contender.ask(UsageReport, "use", case, seeds, *box)
         known = set(box[1])
         checks = self._judge.judge_usage(contender.name, [name for name in report.delivered if name in known])
         if usage.BUILD in report.raised:
             reason = report.raised[usage.BUILD]
             return (failure("use", f"at {case.shape.name} and {case.how_many} it cannot be built: {reason}"),)
-        names = {one.__name__: one for one in usage.REQUIRED + usage.TOLERATED}
+        names = {scenario.__name__: scenario for scenario in usage.REQUIRED + usage.TOLERATED}
         found = []
-        for check in (one for one in checks if not one.ok):
+        needed = {scenario.__name__ for scenario in usage.REQUIRED} | {values.value for values in usage.VALUES}
+        for check in (check for check in checks if not check.ok):
             scenario = check.tensor.partition(":")[0]
             about = (names[scenario].__doc__ or "").rstrip(".") if scenario in names else f"with {scenario} values"
             found.append(dataclasses.replace(check, check="use", reason=f"{check.reason} ({about})"))
         for scenario, reason in report.raised.items():
-            if scenario in {one.__name__ for one in usage.REQUIRED} | {one.value for one in usage.VALUES}:
+            if scenario in needed:
                 found.append(failure("use", f"{scenario.replace('_', ' ')}: it raises {reason}"))
         missing = [n for n in known - set(report.delivered) if n.partition(":")[0] not in report.raised]
         if missing and not found:

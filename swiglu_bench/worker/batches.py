@@ -1,9 +1,9 @@
-"""Calls back to back, timed from outside: what no process can do to its own samples.
+"""Calls back to back, timed by the parent: a check of samples that a contender's code cannot influence.
 
-A contender takes its samples in its own process, where its code may do to them what it likes. It cannot make the
-parent's clock stop: whatever its calls leave out of their samples, or leave undone (to a thread, to another stream,
-until somebody looks), has to be done before the batch is over, because the sums of all results are held against
-eager's. What inputs and sums take is measured by the judge, an untimed forward by batches without the backward.
+A contender takes its samples in its own process, where its code can change them. It cannot stop the parent's clock:
+work that its calls leave out of their samples, or defer (to a thread, to another stream, until a result is read), has
+to be done before the batch ends, because the sums of all results are compared with eager's. The judge measures what
+laying out inputs and adding up results takes; batches without the backward measure the untimed forward.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.check.inputs import Draw, new_seed
-from swiglu_bench.worker.court import Contender, Judging
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Judging
 
 BATCH_MS = 100.0
 FEWEST_CALLS, MOST_CALLS = 4, 64
 ALIKE = 8.0
-"""Contenders have batches together, with as many calls, where none takes this many times as long as another: a batch of
-as few calls as a slow one needs is over before what the parent's questions take is small beside it."""
+"""Contenders share batches of the same number of calls if none takes this many times as long as another. A slow
+contender needs few calls, and a batch of so few calls of a fast one is too short for the parent's clock."""
 TRIES = 15
 FAILURES = 5
-"""Tries in which a contender has to fail more than in those in which it does not."""
+"""By how many more attempts a contender has to fail than pass."""
 BUSY, BEYOND_DOUBT = 1.5, 2.0
-"""Where the baseline's batch takes so much more or less than its samples say, a try tells nothing, and what tells
-anything on such a machine. Other programs only ever add to the wall clock: where one try agrees, nothing is proven, nor
-where there is no baseline to tell how busy the machine is. The host's own time differs more from loop to loop than the
-GPU's: of calls that take it longer, only what is beyond doubt is wrong."""
+"""BUSY: an attempt does not count if the baseline's batch takes so many times more or less than its samples say.
+BEYOND_DOUBT: what still counts against a contender on a machine that was busy in some attempt, or if its calls take the
+host longer than the GPU, since the host's time varies more. Other programs only add to the wall clock, so one attempt
+that agrees acquits; without a baseline, which shows how busy the machine is, nothing is proven."""
 SHARE = 0.15
 UNSEEN_MS = {"cuda": 0.005, "cpu": 0.05}
-"""What a call may take more than its samples say, beside that share of them. Where the host takes longer than the GPU,
-it is that share of all that the host does in the loop, short of what is beyond doubt: a mixture's inputs may take it
+"""What a call may take beyond its samples, in addition to SHARE of them. Where the host takes longer than the GPU, the
+share is of all that the host does in the loop, up to BEYOND_DOUBT: laying out a mixture's inputs may take the host
 twice as long as the call."""
 
 
@@ -44,7 +45,7 @@ class WrongTime(RuntimeError):
 
 
 class Unsettled(RuntimeError):
-    """Nor does it for the baseline: the machine does not let the check be decided."""
+    """It does not agree with the baseline's either: the machine is too busy for the check to be decided."""
 
 
 class Batches:
@@ -56,22 +57,22 @@ class Batches:
         """`names` says which results a contender has to hand over."""
         self._court, self._case, self._contenders, self._names = court, case, contenders, names
         self._least: dict[str, float] = {}
-        """What is taken off a batch, the least so far: other programs only add to it, which would hide what is held."""
+        """What is subtracted from a batch, the least so far: other programs add to it, which would hide work."""
 
     def disagreements(
         self, claimed_ms: Mapping[str, float], baseline: str = "", host_bound: Collection[str] = ()
     ) -> dict[str, Exception]:
-        """What is wrong, by contender, where calls should take as long as `claimed_ms` says; agreement is left out.
+        """The contenders whose calls take longer than `claimed_ms` says, and how that was found.
 
-        What they may take is relative to the baseline's own in the same try, for others may use the machine: whoever
-        works for longer is interrupted more often. So the baseline repeats its batches for as long as any other takes.
-        `host_bound`: whose calls take the host longer than the GPU.
+        Batches are relative to the baseline's in the same attempt, because other programs may use the machine. Longer
+        work is interrupted more often, so the baseline repeats its batches for as long as the longest of the others.
+        `host_bound`: contenders whose calls take the host longer than the GPU.
         """
         if not self._contenders:
             return {}
-        found = [self._among(one, claimed_ms, baseline, host_bound) for one in self._groups(claimed_ms, baseline)]
-        failures = {name: failure for one in found for name, failure in one.items() if name != baseline}
-        of_baseline = [one.get(baseline) for one in found]  # where it was settled once, it is
+        found = [self._among(group, claimed_ms, baseline, host_bound) for group in self._groups(claimed_ms, baseline)]
+        failures = {name: failure for wrong in found for name, failure in wrong.items() if name != baseline}
+        of_baseline = [wrong.get(baseline) for wrong in found]  # where it was settled once, it is
         wrong = [failure for failure in of_baseline if failure and not isinstance(failure, Unsettled)]
         failure = wrong[0] if wrong else None if None in of_baseline else of_baseline[0]
         return failures | ({baseline: failure} if failure else {})
@@ -80,7 +81,7 @@ class Batches:
         """All but the baseline, by what a call takes, the slowest first."""
         groups: list[list[str]] = []
         others = [name for name in self._contenders if name != baseline]
-        for name in sorted(others, key=lambda one: claimed_ms[one], reverse=True):
+        for name in sorted(others, key=lambda name: claimed_ms[name], reverse=True):
             slowest_ms = claimed_ms[groups[-1][0]] if groups else float("inf")
             if slowest_ms < ALIKE * claimed_ms[name] or _calls(slowest_ms) == MOST_CALLS:
                 groups[-1].append(name)
@@ -91,7 +92,7 @@ class Batches:
     def _among(
         self, names: Sequence[str], claimed_ms: Mapping[str, float], baseline: str, host_bound: Collection[str]
     ) -> dict[str, Exception]:
-        """What is wrong with these and the baseline, in batches of as many calls."""
+        """The same for some contenders and the baseline, in batches of the same number of calls."""
         failures: dict[str, Exception] = {}
         contenders = [*names, *([baseline] if baseline in self._contenders else [])]
         score, least = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, float("inf"))
@@ -127,14 +128,15 @@ class Batches:
             most = {name: self._most(claimed_ms[name], name in host_bound) for name in left}
             asked = {name: times_claimed(name) for name in left if name != baseline}
             took = {name: found - unseen[name] for name, found in asked.items() if found is not None}
-            if beside and any(one / slowed > most[name] for name, one in took.items()):
+            if beside and any(multiple / slowed > most[name] for name, multiple in took.items()):
                 found = times_claimed(baseline, as_long)  # others may have begun meanwhile
                 was_busy |= found is not None and found >= BUSY
-                took = {name: one for name, one in took.items() if one / slowed <= most[name] or (found or 1.0) < BUSY}
+                calm = (found or 1.0) < BUSY
+                took = {name: multiple for name, multiple in took.items() if calm or multiple / slowed <= most[name]}
                 slowed = max(slowed, found or 1.0)
-            for name, one in took.items():
-                least[name] = min(least[name], one / slowed)
-                score[name] += 1 if one / slowed <= most[name] else -1
+            for name, multiple in took.items():
+                least[name] = min(least[name], multiple / slowed)
+                score[name] += 1 if multiple / slowed <= most[name] else -1
         for name in set(score) - set(failures):
             what = f"its samples say that a call takes {claimed_ms[name]:.3f} ms"
             proven = score.get(baseline) == 1 and score[name] == -FAILURES

@@ -1,4 +1,4 @@
-"""A child process from its parent's side: started, asked, suspended, timed out and ended."""
+"""A child process from its parent's side, and the contender in it: started, asked, suspended, timed out and ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.system import descendants
 from swiglu_bench.worker import forkserver, worker
-from swiglu_bench.worker.reports import Malformed
+from swiglu_bench.worker.reports import Malformed, Report
 
+R = TypeVar("R", bound=Report)
 POLL_S = 0.2
 END_TIMEOUT_S = 60.0
 NOTED_S = 0.2
@@ -77,7 +79,7 @@ class Child:
         self._took: dict[str, list[float]] = {}
         self._suspended = False
         self._pipe, theirs = forkserver.CONTEXT.Pipe()
-        setting = worker.ChildSetting.of_this_process(log, environment or {})
+        setting = worker.Setting.of_this_process(log, environment or {})
         try:
             self._process = forkserver.fork(worker.serve, theirs, role, setting)
         except (OSError, EOFError) as error:
@@ -144,7 +146,7 @@ class Child:
         """Kill the process with all that it started, and wait until its memory is free; twice is harmless."""
         if self.ended:
             return
-        took = sorted(self._took.items(), key=lambda one: -sum(one[1]))
+        took = sorted(self._took.items(), key=lambda took: -sum(took[1]))
         log.debug("%s in all: %s", self.log.stem, ", ".join(f"{m} {len(s)} x {sum(s):.2f} s" for m, s in took))
         for other in descendants(self._process.pid) if CAN_SUSPEND else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -230,6 +232,63 @@ class Child:
             how = manner_of_death(self._process.exitcode)
         self.end()
         return Died(f"{how}; {last_words(self.log, self._begin_of_log)}")
+
+
+class Contender(Protocol):
+    """One implementation, and the process in which it is built and called."""
+
+    name: str
+    """Unique in its court; further processes of the baseline have aliases."""
+    implementation: Implementation
+
+    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
+        """The report of a method of its Workbench.
+
+        Raises ContenderFailed for what the contender's code raises, BadInput where its file has changed, Died where its
+        process ends, and Malformed for a message that is not such a report.
+        """
+        ...
+
+    def tell(self, method: str, *arguments: Any) -> str:
+        """The same for a method that returns a text."""
+        ...
+
+    def end(self) -> None:
+        """End its process."""
+        ...
+
+
+class ProcessContender:
+    """A contender in a process of its own."""
+
+    def __init__(self, name: str, implementation: Implementation, child: Child | Direct, timeout_s: float) -> None:
+        self.name, self.implementation, self.child = name, implementation, child
+        self._timeout_s = timeout_s
+
+    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
+        """As Contender has it; a process whose report is malformed is ended."""
+        try:
+            return kind.checked(self._ask(method, *arguments))
+        except Malformed:
+            self.end()
+            raise
+
+    def tell(self, method: str, *arguments: Any) -> str:
+        """As Contender has it."""
+        answer = self._ask(method, *arguments)
+        if answer is not None and not isinstance(answer, str):
+            raise Malformed("its process sent a malformed answer")
+        return answer or ""
+
+    def end(self) -> None:
+        """Kill the process."""
+        self.child.end()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return self.child.ask(self._timeout_s, method, *arguments)
+        finally:
+            self.child.suspend()
 
 
 class Direct:

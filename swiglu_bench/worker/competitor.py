@@ -21,13 +21,13 @@ def competitors(device: torch.device) -> Iterator[int]:
     """Let them work until this is left; how many there are."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on = ["cpu"] * cpus + ([str(device)] if device.type == "cuda" else [])
-    started = [subprocess.Popen([sys.executable, __file__, one], stdin=subprocess.PIPE) for one in on]
+    started = [subprocess.Popen([sys.executable, __file__, kind], stdin=subprocess.PIPE) for kind in on]
     try:
         yield len(started)
     finally:
-        for one in started:
-            one.kill()
-            one.wait()
+        for program in started:
+            program.kill()
+            program.wait()
 
 
 def _work(device: torch.device) -> None:

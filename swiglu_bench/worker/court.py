@@ -32,13 +32,12 @@ from swiglu_bench.machine.nvml import Gpu
 from swiglu_bench.machine.system import CpuUse, idle_share
 from swiglu_bench.rows.record import Record, TensorCheck
 from swiglu_bench.worker import worker
-from swiglu_bench.worker.child import CannotGoOn, Child, ContenderFailed, Died, Direct
+from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, Direct, ProcessContender
 from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.reports import Malformed, Report
+from swiglu_bench.worker.reports import Malformed
 from swiglu_bench.worker.settings import Settings, Tell
 from swiglu_bench.worker.workbench import Workbench, forget_compiled
 
-R = TypeVar("R", bound=Report)
 T = TypeVar("T")
 IDLE_S, SETTLE_S, LOOK_S, LOOKS = 0.1, 1.0, 0.5, 3
 QUIET = 0.05
@@ -49,30 +48,6 @@ JUDGE_LIMIT_S = 86_400.0
 
 class JudgeLost(CannotGoOn):
     """The judge's process cannot answer; the case is lost, and the next case starts a new one. One phrase."""
-
-
-class Contender(Protocol):
-    """One implementation, and the process in which it is built and called."""
-
-    name: str
-    """Unique in its court; further processes of the baseline have aliases."""
-    implementation: Implementation
-
-    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
-        """The report of a method of its Workbench.
-
-        Raises ContenderFailed for what the contender's code raises, BadInput where its file has changed, Died where its
-        process ends, and Malformed for a message that is not such a report.
-        """
-        ...
-
-    def tell(self, method: str, *arguments: Any) -> str:
-        """The same for a method that returns a text."""
-        ...
-
-    def end(self) -> None:
-        """End its process."""
-        ...
 
 
 class Judging(Protocol):
@@ -99,39 +74,6 @@ class CourtMemory:
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
     gpu: Gpu | None = None
     gpu_note: str | None = None
-
-
-class ProcessContender:
-    """A contender in a process of its own."""
-
-    def __init__(self, name: str, implementation: Implementation, child: Child | Direct, timeout_s: float) -> None:
-        self.name, self.implementation, self.child = name, implementation, child
-        self._timeout_s = timeout_s
-
-    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
-        """As Contender has it; a process whose report is malformed is ended."""
-        try:
-            return kind.checked(self._ask(method, *arguments))
-        except Malformed:
-            self.end()
-            raise
-
-    def tell(self, method: str, *arguments: Any) -> str:
-        """As Contender has it."""
-        answer = self._ask(method, *arguments)
-        if answer is not None and not isinstance(answer, str):
-            raise Malformed("its process sent a malformed answer")
-        return answer or ""
-
-    def end(self) -> None:
-        """Kill the process."""
-        self.child.end()
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        try:
-            return self.child.ask(self._timeout_s, method, *arguments)
-        finally:
-            self.child.suspend()
 
 
 class _JudgeProxy:

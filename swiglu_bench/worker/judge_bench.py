@@ -104,21 +104,12 @@ class JudgeBench:
         The way is what `judge_of` asks for.
         """
         case, kind = self._judge.problem.case, judge_of(*way)
-        known = (one for one in self._quantised.values() if type(one) is kind)
+        known = (judge for judge in self._quantised.values() if type(judge) is kind)
         self._quantised[contender] = next(known, None) or kind(self._judge.problem)
         codes = dict(fp8.operand_sizes(case))
         scales = {name: fp8.scale_size(case.precision, name, size) for name, size in codes.items()}
         opened = (("codes", codes, fp8.E4M3), ("scales", scales, torch.float32))
         return {kind: self._open(contender, kind, found, dtype) for kind, found, dtype in opened}
-
-    def judge_operands(
-        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
-        operands: Sequence[str],
-    ) -> tuple[TensorCheck, ...]:  # fmt: skip
-        """The same as `judge`, and verdicts on the codes and scales of these operands."""
-        codes, scales = (self._boxes[contender, kind].tensors for kind in ("codes", "scales"))
-        handed = {name: (codes[name].clone(), scales[name].clone()) for name in operands}
-        return self._judged(contender, draw, results, label, distribution, handed)
 
     def truth(self, draw: Draw, train: bool) -> str:
         """Compute the truth of a call, which several contenders are judged by; why it cannot be, or ""."""
@@ -130,15 +121,17 @@ class JudgeBench:
         return ""
 
     def judge(
-        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
-    ) -> tuple[TensorCheck, ...]:
-        """Verdicts on what lies in a contender's letterbox, and on what has a fault instead."""
-        return self._judged(contender, draw, results, label, distribution)
-
-    def _judged(
         self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
-        handed: Mapping[str, fp8.Quantised] | None = None,
+        operands: Sequence[str] | None = None,
     ) -> tuple[TensorCheck, ...]:  # fmt: skip
+        """Verdicts on what lies in a contender's letterbox, and on what has a fault instead.
+
+        With `operands` also on their codes and scales.
+        """
+        handed = None
+        if operands is not None:
+            codes, scales = (self._boxes[contender, kind].tensors for kind in ("codes", "scales"))
+            handed = {name: (codes[name].clone(), scales[name].clone()) for name in operands}
         places = self._boxes[contender, "results"].tensors
         produced = {name: None if fault else places[name].clone() for name, fault in results.items()}
         faults, judge = {name: fault for name, fault in results.items() if fault}, self._judge_of(contender)

@@ -213,7 +213,7 @@ class LocalRanks:
         self._begins = [log.stat().st_size if log.exists() else 0 for log in self._logs]
         envs = {rank: common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)}
         args = {
-            rank: (function, work, theirs, worker.ChildSetting.of_this_process(self._logs[rank], envs[rank]))
+            rank: (function, work, theirs, worker.Setting.of_this_process(self._logs[rank], envs[rank]))
             for rank in range(size)
         }
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -280,7 +280,7 @@ class LocalRanks:
 
 
 def _serve(
-    function: Callable[..., object], work: tuple[Any, ...], messages: Connection, setting: worker.ChildSetting
+    function: Callable[..., object], work: tuple[Any, ...], messages: Connection, setting: worker.Setting
 ) -> None:
     """Be a rank: do the work, and let rank 0 tell of it."""
     worker.settle(setting)

@@ -32,7 +32,8 @@ from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.admission import results_of
 from swiglu_bench.worker.batches import SHARE, Unsettled, WrongResult, WrongTime
-from swiglu_bench.worker.court import Contender, Judging
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.reports import SampleReport
 
 FULL_SHARE = 0.02
@@ -222,7 +223,7 @@ def _beside_ms(samples: Sequence[Sample]) -> float:
 
 
 def alone_ms(baseline: Contender) -> list[float]:
-    """Times of the baseline while nobody else is asked."""
+    """Times of the baseline while no other contender runs."""
     return list(islice(_times(baseline), WARMUPS, WARMUPS + SAMPLES))
 
 

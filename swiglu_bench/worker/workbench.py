@@ -216,7 +216,7 @@ class Workbench:
         """Record the work of a mode, for all layers, as a CUDA graph; why it cannot be recorded, or ""."""
         try:
             self._layers = [self._built, *(self._further_layer() for _ in range(1, self.settings.layers))]
-            calls = [one.recordable(mode) for one in self._layers]
+            calls = [built.recordable(mode) for built in self._layers]
             self._graph = capture(lambda: [call() for call in calls], self._device)
         except Exception as error:  # whatever a contender or CUDA has against being recorded
             self._layers = []

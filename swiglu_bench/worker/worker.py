@@ -49,7 +49,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True)
-class ChildSetting:
+class Setting:
     """What a child takes over from its parent."""
 
     log: Path
@@ -59,7 +59,7 @@ class ChildSetting:
     """The file that each package has to come from."""
 
     @classmethod
-    def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> ChildSetting:
+    def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> Setting:
         """This process's settings, some environment variables changed, and a file for all that the child prints."""
         changed = {**forkserver.environment(), **environment}
         return cls(log, changed, torch.get_num_threads(), sources.origins())
@@ -119,7 +119,7 @@ def address_of(bench: type) -> str:
     return f"{bench.__module__}:{bench.__qualname__}"
 
 
-def serve(pipe: Connection, role: str, setting: ChildSetting) -> None:
+def serve(pipe: Connection, role: str, setting: Setting) -> None:
     """Answer questions until the pipe closes."""
     settle(setting)
     trusted = role == JUDGE
@@ -163,7 +163,7 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if isinstance(value, Report) else value
 
 
-def settle(setting: ChildSetting) -> None:
+def settle(setting: Setting) -> None:
     """Take over the parent's settings, print into the log, and end when the parent does."""
     if hasattr(os, "setsid"):
         os.setsid()  # the terminal's Ctrl-C is the parent's to handle; and what a child starts can be ended with it

@@ -1,8 +1,11 @@
 """Latency, graphs and energy: on a CPU whose calls are recorded by running them again, and on a GPU."""
 
 import dataclasses
+import json
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import bad_implementations as bad
@@ -10,7 +13,7 @@ import pytest
 import torch
 import user_implementations as mine
 from courts import run_here
-from specimens import a_record, small_case
+from specimens import a_bare_record, a_record, small_case
 
 from swiglu_bench.cases.cases import Dtype, Mode, Shape
 from swiglu_bench.cases.implementation import Implementation, Step
@@ -18,15 +21,19 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.machine.nvml import NoAnswer
+from swiglu_bench.measure import profilers
 from swiglu_bench.measure.clock import CpuClock
 from swiglu_bench.measure.resources import Graph
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.tasks import beside
 from swiglu_bench.tasks.beside import measure_beside
 from swiglu_bench.tasks.case import Entry
 from swiglu_bench.worker import workbench
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
+from swiglu_bench.worker.one_call import program
+from swiglu_bench.worker.reports import BuildReport
 from swiglu_bench.worker.settings import Settings, Task
 
 CPU = torch.device("cpu")
@@ -150,6 +157,62 @@ def test_energy_only_where_it_is_wanted_and_the_driver_counts_it() -> None:
     record = measured([pytorch.eager], meter=Meter(NoAnswer("Not Supported")))["eager"]
     assert (record.energy_j, "Not Supported" in record.gpu_note) == (None, True)
     assert record.graph_us is not None
+
+
+# Traces and counters, here with a stand-in for ncu
+
+PLAIN_SETTINGS = Settings(Task.TIME, CPU, "forward", "run", energy=False)
+
+
+def profiled(settings: Settings, mode: Mode = Mode.STEP) -> Entry:
+    place, case = Court(settings, machine.describe(CPU), in_process=True), small_case(mode=mode)
+    contender = place.contender(pytorch.eager)
+    contender.ask(BuildReport, "build", case, 7)
+    entry = Entry(
+        contender, a_bare_record(implementation="eager", mode=mode.value), pytorch.eager.gradients(case.scope)
+    )
+    beside.profile(place, case, [entry], lambda doing, share: None)
+    return entry
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_trace_has_the_calls_and_what_is_in_them(tmp_path: Path, mode: Mode) -> None:
+    record = profiled(dataclasses.replace(PLAIN_SETTINGS, trace=True, folder=tmp_path), mode).record
+    assert record.profile_note == ""
+    events = json.loads((tmp_path / record.trace).read_text(encoding="utf-8"))["traceEvents"]
+    calls = [event for event in events if event.get("name") == f"swiglu {mode}" and event.get("ph") == "X"]
+    assert len(calls) == beside.TRACED_CALLS
+    products = [event for event in events if event.get("name") in {"aten::mm", "aten::addmm"}]
+    inside = [one for one in products if any(0 <= one["ts"] - call["ts"] <= call["dur"] for call in calls)]
+    assert len(inside) >= beside.TRACED_CALLS
+    assert all(event["dur"] >= 0 for event in calls)
+
+
+def test_what_cannot_be_traced_says_so(tmp_path: Path) -> None:
+    (tmp_path / "traces").write_text("in the way", encoding="utf-8")
+    record = profiled(dataclasses.replace(PLAIN_SETTINGS, trace=True, folder=tmp_path)).record
+    assert record.trace == ""
+    assert record.profile_note.startswith("There is no trace: ")
+
+
+def test_counters_are_entered_or_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dataclasses.replace(PLAIN_SETTINGS, ncu=True)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "not on the PATH" in profiled(settings).record.profile_note
+    monkeypatch.setattr("shutil.which", lambda name: "/opt/ncu")
+    monkeypatch.setattr(profilers, "counters", lambda path, command: profilers.Counters(70.0, 5, 6, 168))
+    record = profiled(settings).record
+    assert (record.tensor_pct, record.dram_bytes, record.l2_bytes, record.registers_per_thread) == (70.0, 5, 6, 168)
+
+
+def test_nothing_is_done_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profilers, "counters", lambda path, command: pytest.fail("not asked for"))
+    assert profiled(PLAIN_SETTINGS).record == a_bare_record(implementation="eager", mode="step")
+
+
+def test_the_program_for_ncu_makes_the_call() -> None:
+    done = subprocess.run(program(PLAIN_SETTINGS, pytorch.eager, small_case()), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.gpu

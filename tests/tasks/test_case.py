@@ -19,7 +19,6 @@ from specimens import small_case
 
 from swiglu_bench.cases.cases import DENSE, Case, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.check import inputs
 from swiglu_bench.contenders import fused, liger, pytorch
 from swiglu_bench.loop import Progress
 from swiglu_bench.machine import ceilings_cache, machine
@@ -79,29 +78,20 @@ def test_eager_gives_a_complete_row(scope: Scope, mode: Mode) -> None:
     assert (record.dtype, record.scope, record.mode, record.seed) == ("float32", scope, mode, 0)
     assert (record.run_id, record.command, record.device) == ("r", "c", THIS.device)
     assert record.gradients.split() == list(tensors(scope))
-    assert record.time_ms
-    assert record.time_p10_ms
-    assert record.time_p90_ms
-    assert record.time_p10_ms <= record.time_ms <= record.time_p90_ms
+    assert record.time_p10_ms <= record.time_ms <= record.time_p90_ms  # type: ignore[operator]
     assert (record.rounds, len(record.samples_ms), record.stopped_by) == (4, 4, "rounds")
     assert (record.queue_filled, record.l2, record.regime) == (1.0, "cpu", "steady")
     ratios = ("", None, None, None) if scope is Scope.EXPERTS else ("eager", 1.0, 1.0, 1.0)  # grouped is not there
     assert (record.baseline, record.ratio, record.ratio_low, record.ratio_high) == ratios
     assert record.comparable
     assert record.first_call_ms
-    assert record.error is not None
-    assert record.eager_error is not None
-    assert record.error_ratio is not None
-    assert record.error_ratio <= 1
+    assert record.error_ratio <= 1  # type: ignore[operator]
     names = ["output"] if mode is Mode.FORWARD else ["output", *tensors(scope)]
     assert [check.tensor for check in record.tensor_checks] == names
     assert [part.split("=")[0] for part in record.errors.split()] == names
     assert len(set(record.drawn.split())) == 3, "weights and two calls"
     assert (record.copy_gbps, record.matmul_tflops, record.ceilings_at) == (10.0, 0.1, "2026-01-01T00:00:00Z")
-    assert record.states == ()
-    assert record.sm_mhz is record.cycles is record.throttled_share is record.other_processes is None
-    assert record.latency_us is record.graph_us is record.energy_j is None
-    assert record.gpu_note == record.throttle == record.graph_reason == ""
+    assert record.sm_mhz is record.latency_us is record.graph_us is record.energy_j is None
     for name, value in record.row().items():
         assert not (isinstance(value, float) and math.isnan(value)), name
 
@@ -313,16 +303,6 @@ def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
     assert {name for name, record in found.items() if record.status is Status.OK} == {"eager"}
 
 
-def test_the_load_that_is_told_is_a_typical_call_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = judge_bench.JudgeBench(settings(), THIS)
-    bench.begin_case(small_case(scope=Scope.EXPERTS, tokens=3), 0)
-    drawn = iter([[[0, 1], [0, 1], [0, 1]], [[0, 1], [2, 3], [3, 4]], [[0, 1], [2, 3], [0, 3]]])  # of 5 experts
-    monkeypatch.setattr(inputs, "LOADS", 3)
-    monkeypatch.setattr(inputs.Desk, "experts", lambda desk, draw: torch.tensor(next(drawn)))
-    found = bench.load()
-    assert (found.idle, found.most) == (1, 2)
-
-
 def test_where_not_all_fit_a_process_ends_whatever_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
@@ -347,11 +327,7 @@ def test_where_not_all_fit_a_process_ends_whatever_the_verdict(monkeypatch: pyte
 def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take() -> None:
     record = rows(small_case(scope=Scope.EXPERTS, tokens=3), [pytorch.eager])["eager"]
     assert (record.experts, record.top_k, record.routing) == (5, 2, "uniform")
-    assert record.expert_tokens_min is not None
-    assert record.expert_tokens_median is not None
-    assert record.expert_tokens_max is not None
-    assert record.idle_experts is not None
-    assert 0 <= record.expert_tokens_min <= record.expert_tokens_median <= record.expert_tokens_max <= 3
+    assert 0 <= record.expert_tokens_min <= record.expert_tokens_median <= record.expert_tokens_max <= 3  # type: ignore[operator]
     assert (record.expert_tokens_min == 0) == (record.idle_experts > 0)
     assert record.padding_share == pytest.approx(1 - 6 / (128 * (5 - record.idle_experts)))
     assert record.grouped_ms

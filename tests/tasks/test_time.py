@@ -1,6 +1,7 @@
 """What the samples of a case say: verdicts, the noise of equal processes, limits, the state of the GPU."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.nvml import NoAnswer
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import GpuState, Record, Status
+from swiglu_bench.tasks import time
 from swiglu_bench.tasks.time_row import GpuWatch, note_gpu
 from swiglu_bench.worker import court
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.batches import Batches
-from swiglu_bench.worker.court import Contender
+from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.reports import SampleReport
 from swiglu_bench.worker.settings import Settings, Task
 from swiglu_bench.worker.turns import Turns
@@ -135,6 +137,19 @@ def test_each_dtype_has_its_own_datasheet_rate(played: Play) -> None:
         ms = 2 * 512**3 * 2 / 700e12 * 1e3
         found[dtype] = played(others=(), eager_ms=ms, this=H200, case=case, rule=Rule(0, 4, 4, 0.0))["eager"].status
     assert found == {Dtype.FLOAT32: Status.ERROR, Dtype.BFLOAT16: Status.OK}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_second_try_decides_whether_it_is_certain(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    tries = iter([True, again])
+    monkeypatch.setattr(time, "slow_the_next", lambda *_: ["mine"])
+    monkeypatch.setattr(time, "slows_the_next", lambda *_: next(tries))
+    base, mine = (
+        SimpleNamespace(contender=SimpleNamespace(name=name, implementation=SimpleNamespace(name=name)))
+        for name in ("eager", "mine")
+    )
+    this: Any = SimpleNamespace(_ready=lambda _: True)
+    assert time._TimedCase._slows_others(this, base, [base, mine], []) == (mine, again)  # type: ignore[arg-type, list-item]
 
 
 # The state of the GPU

@@ -36,7 +36,7 @@ def admitted(one: Implementation, case: Case, extras: Extras = PLAIN, drawn: Dra
     """The verdicts on an implementation, in full."""
     drawn = drawn or Drawn.new()
     admitting, contender = Subject(one, case.scope, CPU, case.dtype).admitting(case, extras=extras, drawn=drawn)
-    thorough = Admitting(admitting._place, case, drawn, thorough=True, extras=extras)
+    thorough = Admitting(admitting._court, case, drawn, thorough=True, extras=extras)
     return thorough.admit(contender)
 
 
@@ -199,7 +199,7 @@ def test_what_is_used_at_small_sizes_is_used_at_its_own(one: Implementation, rig
     case = small_case(shape=Shape("large", 64, 192, "more than the small layers", (129,)), tokens=129, mode=mode)
     drawn = Drawn.new()
     admitting, contender = Subject(one, case.scope, CPU, case.dtype).admitting(case, drawn=drawn)
-    thorough = Admitting(admitting._place, case, drawn, thorough=True, used={})
+    thorough = Admitting(admitting._court, case, drawn, thorough=True, used={})
     wrong = [check for check in thorough.admit(contender).checks if not check.ok]
     assert [check.check for check in wrong] == ([] if right else ["use"]), wrong
     assert right or "at its own size" in wrong[0].reason

@@ -244,14 +244,6 @@ def test_a_list_of_visible_gpus_is_respected(listed: str | None, index: int, see
     assert visible(index, "GPU-aa", environment) == seen
 
 
-@pytest.mark.usefixtures("four")
-def test_gpus_of_two_models_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {0: "NVIDIA H200", 1: "NVIDIA H100"}
-    monkeypatch.setattr(places.machine, "describe", lambda device: a_gpu(device.index, device=models[device.index]))
-    with pytest.raises(BadInput, match=r"a GPU 0 and a GPU 1 .* NVIDIA H200 and NVIDIA H100"):
-        gpus("0,1")
-
-
 @pytest.mark.parametrize("change", ["driver", "torch", "cpu", "tuned_tiles"])
 def test_everything_that_a_fingerprint_speaks_for_has_to_be_alike(change: str) -> None:
     one, other = Place(0, a_gpu(0)), Place(1, a_gpu(1, **{change: "another"}))

@@ -117,8 +117,8 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOu
     inputs = inputs_of(problem, DRAW).changed(change)
     truth = compute_truth(problem, inputs.activations, inputs.upstream)
     eager, produced = (
-        Built(one, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
-        for one in (REFERENCE, subject.implementation)
+        Built(implementation, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
+        for implementation in (REFERENCE, subject.implementation)
     )
     for name, value in produced.items():
         expected = eager[name]
@@ -165,7 +165,7 @@ def clamp(subject: Subject) -> CheckOutcome:
 def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
     """The middle of the widest gap between the sizes of gate and up, among those that bound some and not most."""
     sizes: list[Tensor] = []
-    for given in (one.activations for one in inputs):
+    for given in (given_inputs.activations for given_inputs in inputs):
         pair = given if len(given) == 2 else [given[0] @ problem.weights[name].mT for name in ("w_gate", "w_up")]
         if problem.case.scope is Scope.EXPERTS:  # of each token's own experts
             index = given[1]

@@ -21,7 +21,8 @@ from swiglu_bench.check.results import form_fault
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import AuditVerdict, TensorCheck
 from swiglu_bench.worker.admission import Admitting, Drawn
-from swiglu_bench.worker.court import Contender, Court
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
 TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
