@@ -62,14 +62,14 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
         implementation: str | Implementation, command: str = "forward", max_regression: float = 0.02, **options: Any
     ) -> Results:
         from swiglu_bench.api import load
-        from swiglu_bench.rows import baselines
+        from swiglu_bench.rows import run_folder
 
         folder = tmp_path_factory.mktemp("swiglu") / command
         found = _measured(command, implementation, {"out": folder, **options})
         name, new_name = (request.config.getoption(f"swiglu_{option}") for option in ("baseline", "save_baseline"))
         what = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', request.node.nodeid)}-{command}"
-        if name and (baselines.place(name, what)).exists():
-            compared = load(baselines.place(name, what)).compare(load(folder), max_regression)
+        if name and (run_folder.baseline_place(name, what)).exists():
+            compared = load(run_folder.baseline_place(name, what)).compare(load(folder), max_regression)
             if compared.outcome == "regression":
                 pytest.fail(f"slower than the baseline {name}:\n{compared}", pytrace=False)
             if compared.outcome != "fine":
@@ -79,7 +79,7 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
         elif name:
             warnings.warn(f"the baseline {name} has no {what}; save it with --swiglu-save-baseline", stacklevel=2)
         if new_name:
-            baselines.save(new_name, what, folder)
+            run_folder.save_baseline(new_name, what, folder)
         return found
 
     return measure

@@ -34,7 +34,7 @@ from swiglu_bench.cases.cases import (
 )
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
-from swiglu_bench.rows import baselines
+from swiglu_bench.rows import run_folder
 from swiglu_bench.show import text
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
     check_wandb(options)
     if options.save_baseline is not None:
-        baselines.place(options.save_baseline, command)
+        run_folder.baseline_place(options.save_baseline, command)
         if not options.csv:
             raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)

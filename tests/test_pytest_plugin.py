@@ -9,7 +9,8 @@ from places import SUPPORT
 from quiet import quiet_machine
 
 import swiglu_bench.loop  # noqa: F401
-from swiglu_bench.rows import baselines, run_folder
+import swiglu_kernels  # noqa: F401
+from swiglu_bench.rows import run_folder
 
 pytestmark = pytest.mark.timed
 
@@ -67,7 +68,7 @@ def test_a_benchmark_saves_a_baseline_and_is_held_against_it(project: pytest.Pyt
     project.makepyfile(SPEED)
     project.runpytest_inprocess("--swiglu-baseline", "main").assert_outcomes(passed=1, warnings=1)
     project.runpytest_inprocess("--swiglu-save-baseline", "main").assert_outcomes(passed=1)
-    (records,) = (project.path / baselines.FOLDER).rglob("records.csv")
+    (records,) = (project.path / run_folder.BASELINES).rglob("records.csv")
     multiply(records, 1e12)
     project.runpytest_inprocess("--swiglu-baseline", "main").assert_outcomes(passed=1)
     multiply(records, 1e-24)

@@ -121,17 +121,17 @@ def _compare(
 
 def _runs(before: Path, after: Path | None) -> tuple[Path, Path]:
     """The runs to compare: a name is that of a baseline, which is of the command of the other run."""
-    from swiglu_bench.rows import baselines
+    from swiglu_bench.rows import run_folder
     from swiglu_bench.rows.finished_run import load_run, newest_run
 
     named = not before.exists() and before.name == str(before)
     if after is None:
-        commands = baselines.commands(before.name) if named else []
+        commands = run_folder.baseline_commands(before.name) if named else []
         after = newest_run(Path("results"), commands)
         if after is None:
             of = f" of {' or '.join(commands)}" * bool(commands)
             raise BadInput(f"There is no run{of} below results/; name the run to compare with the first.")
-    return (baselines.find(before.name, load_run(after, beside=False).command) if named else before), after
+    return (run_folder.find_baseline(before.name, load_run(after, beside=False).command) if named else before), after
 
 
 def _show(
@@ -249,8 +249,7 @@ def publish(
 
     from swiglu_bench.machine.machine import slug_of
     from swiglu_bench.output import wandb_run
-    from swiglu_bench.rows.finished_run import load_run
-    from swiglu_bench.rows.training import seeds_of
+    from swiglu_bench.rows.finished_run import load_run, seeds_of
 
     found = load_run(run)
     wanted = options.WandbOptions(

@@ -30,8 +30,8 @@ from swiglu_bench.options import (
     WandbOptions,
     option,
 )
+from swiglu_bench.rows.finished_run import PERMUTED, STEPS, as_of_all_runs
 from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
-from swiglu_bench.rows.training import PERMUTED, STEPS, as_of_all_runs
 from swiglu_bench.show import text
 from swiglu_bench.show.console import Bar
 

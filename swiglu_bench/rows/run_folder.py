@@ -1,19 +1,23 @@
 """The files of a run's folder: their names, how the folder is made, run.json, rows and samples read back.
 
 A file of rows has the columns of its layout. What these do not say follows from them and from run.json.
+
+A named baseline is a run that is kept to compare later ones with, under its name and what was run.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, Record, row_of
@@ -30,6 +34,8 @@ SPLIT, SPLIT_SAMPLES = LAYOUTS["tp"].file, LAYOUTS["tp"].samples
 """Of `tp`."""
 RUN = "run.json"
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool", bool | None: "boolean"}
+BASELINES = Path(".swiglu-bench") / "baselines"
+"""Below the working directory, so that the baselines of a project stay with it."""
 
 
 def create_folder(folder: Path) -> None:
@@ -148,3 +154,42 @@ def frame_of(records: Sequence[Record]) -> pandas.DataFrame:
     frame = pandas.DataFrame(rows, columns=list(names), dtype=object)
     frame["status"] = [record.status.value for record in records]
     return frame.astype({name: _DTYPES.get(FIGURES[name].kind, "str") for name in names})
+
+
+def baseline_place(name: str, what: str) -> Path:
+    """The folder of a baseline; `what` is the command or the test that made it. Raises BadInput for a bad name."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise BadInput(f"{name!r} is not a valid baseline name; give letters, digits, '.', '_' and '-', such as main.")
+    return BASELINES / name / what
+
+
+def save_baseline(name: str, what: str, run: Path) -> Path:
+    """Keep a copy of a run's folder as a baseline, in place of an earlier one, and say where. Raises OSError."""
+    target = baseline_place(name, what)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as new:
+        copy = shutil.copytree(run, Path(new) / what, ignore=shutil.ignore_patterns("logs", "traces"))
+        if target.exists():
+            target.rename(Path(new) / "old")
+        copy.rename(target)
+    return target
+
+
+def baseline_commands(name: str) -> list[str]:
+    """The commands of which a baseline was saved. Raises BadInput where there is none of that name."""
+    found = sorted(file.parent.name for file in baseline_place(name, "").glob(f"*/{RECORDS}"))
+    if not found:
+        known = sorted({file.parent.parent.name for file in BASELINES.rglob(RECORDS)})
+        near = did_you_mean(name, known) if known else f"save one: swiglu-bench forward --save-baseline {name}"
+        raise BadInput(f"There is no run and no baseline {name!r}; {near.rstrip('.?')}.")
+    return found
+
+
+def find_baseline(name: str, what: str) -> Path:
+    """The folder of a baseline that was saved. Raises BadInput where there is none, naming those that are there."""
+    found = baseline_place(name, what)
+    if not (found / RECORDS).exists():
+        known = sorted(file.parent.parent.name for file in BASELINES.rglob(RECORDS) if file.parent.name == what)
+        near = did_you_mean(name, known) if known else f"save one: swiglu-bench {what} --save-baseline {name}"
+        raise BadInput(f"There is no run and no baseline {name!r} of {what}; {near.rstrip('.?')}.")
+    return found

@@ -15,9 +15,8 @@ from typing import Any
 import altair as alt
 
 from swiglu_bench.rows.figures import MIB, token_text
-from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, FinishedTraining, Losses
 from swiglu_bench.rows.record import BASELINE, Record, Status, grouped, unique
-from swiglu_bench.rows.training import PERMUTED, FinishedTraining, Losses
 from swiglu_bench.show import drawing, ranking
 from swiglu_bench.show.drawing import NoChart, Point, Style, linear_range, log_range, points_of, timed, titled
 from swiglu_bench.show.sections import Section, sections

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from swiglu_bench.machine.sources import standing
 from swiglu_bench.rows.figures import size, together, token_text
-from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.finished_run import FinishedRun, FinishedTraining
 from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
-from swiglu_bench.rows.training import FinishedTraining
 from swiglu_bench.show import ranking
 from swiglu_bench.show.charts import answers, colours, dash, drawn, frozen, style_of, training_charts
 from swiglu_bench.show.drawing import FORMS, Style, theme

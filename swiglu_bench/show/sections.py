@@ -19,10 +19,9 @@ from typing import Literal, Self
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.figures import mebibytes, together, tokens_text
-from swiglu_bench.rows.finished_run import FinishedRun, case_of, latest, read_run
+from swiglu_bench.rows.finished_run import PERMUTED, STEPS, FinishedRun, FinishedTraining, case_of, latest, read_run
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
-from swiglu_bench.rows.training import PERMUTED, STEPS, FinishedTraining
 from swiglu_bench.show import ranking
 from swiglu_bench.show.table import ratio_text
 from swiglu_bench.show.times import cautions

@@ -51,13 +51,13 @@ def perform(command: str, options: SweepOptions, console: Console, line: str) ->
 
 def keep_baseline(name: str, command: str, folder: Path, status: int, console: Console) -> None:
     """Save a run that ended well as a baseline, and say where, or why not."""
-    from swiglu_bench.rows import baselines
+    from swiglu_bench.rows import run_folder
 
     if status:
         said = f"Warning: the baseline {name} is not saved, because the command exits with {status}."
     else:
         try:
-            said = f"Baseline {name}: {baselines.save(name, command, folder)}"
+            said = f"Baseline {name}: {run_folder.save_baseline(name, command, folder)}"
         except OSError as error:
             said = f"Warning: the baseline {name} is not saved: {error.strerror}."
     console.print(said, markup=False, highlight=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from places import ROOT
 from reported import EVIL, trained, write
 from specimens import a_record, without_time
 
-from swiglu_bench.rows import baselines
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS, Status
 
 RESULTS = ROOT / "results/nvidia-h200"
@@ -95,7 +95,7 @@ def test_a_name_is_compared_with_the_newest_run_of_its_command(
 ) -> None:
     """Not with that of another command, nor with one that was interrupted before its first row."""
     monkeypatch.chdir(tmp_path)
-    baselines.save("main", "forward", forward)
+    run_folder.save_baseline("main", "forward", forward)
     assert "no run of forward below results/" in swiglu_bench("compare", "main").complaint
     assert swiglu_bench("compare", "mian").complaint.endswith("did you mean main.")
     for age, name in enumerate(("rowless", "another", "forward")):

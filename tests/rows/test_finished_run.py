@@ -1,4 +1,4 @@
-"""Finished runs read back, and ratios of their rows."""
+"""Finished runs and trainings read back, and ratios of their rows."""
 
 import dataclasses
 from dataclasses import replace
@@ -7,11 +7,21 @@ from pathlib import Path
 import pandas.testing
 import pytest
 from places import ROOT
-from reported import write
-from specimens import a_record
+from reported import EVIL, REASON, trained, write
+from specimens import a_record, a_summary
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.finished_run import FinishedRun, find_runs, latest, load_run, rebased
+from swiglu_bench.rows.finished_run import (
+    PERMUTED,
+    FinishedRun,
+    as_of_all_runs,
+    find_runs,
+    latest,
+    load_run,
+    load_training,
+    rebased,
+    training_folder,
+)
 from swiglu_bench.rows.record import GpuState, Record, Status, TensorCheck
 from swiglu_bench.rows.run_folder import read_records
 
@@ -146,3 +156,63 @@ def test_where_there_is_nothing_to_compare_with_there_is_no_ratio() -> None:
 def test_a_name_without_rounds_is_refused() -> None:
     with pytest.raises(BadInput, match="--baseline: no row of this run has rounds of 'fats'; did you mean fast"):
         rebased(FinishedRun([EAGER, FAST], {}), "fats")
+
+
+NAMES = ("level", EVIL, "frozen")
+
+
+@pytest.fixture
+def trained_folder(tmp_path: Path) -> Path:
+    return trained(tmp_path / "a" / "run")
+
+
+def test_what_was_written_is_read_by_its_folder_or_any_of_its_files(trained_folder: Path, tmp_path: Path) -> None:
+    paths = (
+        trained_folder,
+        trained_folder / "train.csv",
+        trained_folder / "summary.csv",
+        tmp_path,
+        tmp_path / "none" / "train.csv",
+    )
+    assert [training_folder(path) for path in paths] == [trained_folder] * 3 + [None] * 2
+    training = load_training(trained_folder)
+    assert training.names == ["eager", PERMUTED, "level", EVIL, "frozen", "absent"]
+    level, absent = training.summaries[2], training.summaries[-1]
+    assert (level.ratio, level.seeds, level.saved_bytes) == (0.99, 2, None)
+    assert (absent.status, absent.reason, absent.final_loss) == (Status.SKIPPED, REASON, None)
+    assert training.losses["level"][1] == pytest.approx([5.005, 4.005, 3.005, 2.005])
+    assert training.about["machine"]["torch"] == "2"
+
+
+def test_its_rows_are_like_those_of_other_runs(trained_folder: Path) -> None:
+    run = load_run(trained_folder)
+    level, evil, frozen = (next(row for row in run.records if row.implementation == name) for name in NAMES)
+    assert (level.shape, level.scope, level.mode, level.hidden) == ("small", "model", "train", 8)
+    assert (level.time_ms, level.ratio, level.baseline, level.own.curve) == (2.0, 0.99, "eager", "same")
+    assert (level.comparable, frozen.comparable, frozen.status) == (True, False, Status.OK)
+    assert run.frame["curve"][2] == "same"
+    wrong = as_of_all_runs(dataclasses.replace(evil.own, curve="differs"))
+    assert (wrong.status, wrong.reason, wrong.time_ms) == ("incorrect", "Its loss curve differs from eager's.", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("runs.csv", "steps", r"runs.csv is not a runs.csv"),
+        ("summary.csv", "final_loss", r"summary.csv is not a summary.csv"),
+    ],
+)
+def test_what_cannot_be_read_is_named(trained_folder: Path, name: str, column: str, message: str) -> None:
+    (trained_folder / name).write_text((trained_folder / name).read_text().replace(f"{column},", "other,"))
+    with pytest.raises(BadInput, match=message):
+        load_training(trained_folder)
+    (trained_folder / "summary.csv").unlink()
+    with pytest.raises(BadInput, match=r"is a training run that has not ended: it has no summary.csv"):
+        load_training(trained_folder)
+
+
+def test_one_that_learns_otherwise_fails_unless_it_is_frozen() -> None:
+    row = a_summary("x", curve="differs")
+    assert row.failed
+    assert not dataclasses.replace(row, trains="inputs").failed
+    assert not dataclasses.replace(row, curve="within seeds").failed

@@ -1,3 +1,5 @@
+"""The files of a run's folder, and named baselines."""
+
 import json
 import math
 from contextlib import closing
@@ -7,6 +9,7 @@ import pytest
 from specimens import a_bare_record
 
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
 from swiglu_bench.rows.run_folder import create_folder, read_records, read_rows, write_run_file
 from swiglu_bench.show.csv_file import CsvFile
@@ -115,3 +118,42 @@ def test_an_older_schema_reads_with_empty_columns(tmp_path: Path, schema: int) -
     missing = [name for name in COLUMNS if name not in old]
     assert missing
     assert (frame[missing].isna() | (frame[missing] == "")).all(axis=None)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def a_folder(text: str) -> Path:
+    folder = Path("results/run")
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "records.csv").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_baseline_is_a_copy_that_a_later_one_replaces() -> None:
+    for text in ("first", "second"):
+        run_folder.save_baseline("main", "forward", a_folder(text))
+    found = run_folder.find_baseline("main", "forward")
+    assert [path.name for path in found.iterdir()] == ["records.csv"]
+    assert (found / "records.csv").read_text(encoding="utf-8") == "second"
+    assert [path.name for path in found.parent.iterdir()] == ["forward"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_is_not_there_is_named_with_what_is() -> None:
+    with pytest.raises(BadInput, match="--save-baseline main"):
+        run_folder.find_baseline("main", "forward")
+    run_folder.save_baseline("main", "forward", a_folder(""))
+    with pytest.raises(BadInput, match="did you mean main"):
+        run_folder.find_baseline("mian", "forward")
+    with pytest.raises(BadInput, match="--save-baseline main"):
+        run_folder.find_baseline("main", "step")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "."])
+def test_a_name_is_no_path(name: str) -> None:
+    with pytest.raises(BadInput, match="is not a valid baseline name"):
+        run_folder.baseline_place(name, "forward")

@@ -11,9 +11,8 @@ pytest.importorskip("altair", reason="the extra `report` is not installed")
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_memory, a_run, awkward_rows, timed, trained
 from specimens import a_record, a_summary
 
-from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, FinishedTraining, Losses, load_training
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import PERMUTED, FinishedTraining, Losses, load_training
 from swiglu_bench.show import charts
 from swiglu_bench.show.charts import answers, colours, style_of
 from swiglu_bench.show.drawing import NoChart, Style, slots

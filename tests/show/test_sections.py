@@ -8,8 +8,8 @@ from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_run, audited, awkward, aw
 from specimens import a_summary, without_time
 
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.rows.finished_run import load_training
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.training import load_training
 from swiglu_bench.show.sections import Section, caption, folders, load, only, remarks, sections, training_caption
 
 

@@ -1,11 +1,14 @@
 """The tables of each command but those of times."""
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, shown, unwrapped
-from specimens import a_cell, a_check, a_record, a_summary, without_time
+from rich.table import Table
+from rich.text import Text
+from specimens import a_cell, a_check, a_record, a_split_row, a_summary, without_time
 
 from swiglu_bench.rows.record import AuditVerdict, Record, Status
 from swiglu_bench.show import tables
@@ -171,3 +174,30 @@ def test_a_matrix_per_scope_a_legend_and_every_reason_once_failures_first() -> N
         "– bias: it does not offer this [mine (glu, mlp)]",
         "· every check: no GPU [idle (glu)]",
     ]
+
+
+SPLIT_FIGURES = {"time_ms": 3.06, "hidden_share": 0.5, "verdict": "baseline"}
+
+
+def split_row(name: str, **more: object) -> Record:
+    return a_split_row(name, shape="made-up", tokens=2048, device="A GPU", **more)
+
+
+def test_tables_say_every_reason_once():
+    found = [split_row("eager"), split_row("mine"), split_row("gone", status=Status.SKIPPED, reason="It is not here.")]
+    for timed in found[:2]:
+        for name, value in SPLIT_FIGURES.items():
+            setattr(timed, name, value)
+    found.append(dataclasses.replace(found[-1], tokens=4096))
+    found[1].ratio, found[1].verdict = 0.75, "faster"
+    found[1].single_reason = "out of memory"
+    parts = list(tables.tp_tables(found))
+    speed, where = (part for part in parts if isinstance(part, Table))
+    assert speed.title == "forward, mlp made-up (1024 x 4096), bfloat16, 4 x A GPU, sequence parallel"
+    assert [list(column.cells)[1] for column in speed.columns][1:3] == ["mine", "3.06"]
+    assert "50%" in [list(column.cells)[1] for column in where.columns]
+    lines = [part.plain for part in parts if isinstance(part, Text)]
+    assert "skipped: gone: It is not here." in lines
+    assert any("mine" in line and "out of memory" in line for line in lines)
+    assert "4 ranks" in tables.tp_line(found[1])
+    assert "0.750 of eager, faster" in tables.tp_line(found[1])

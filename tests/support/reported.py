@@ -10,10 +10,9 @@ import pytest
 from places import ROOT
 from specimens import a_cell, a_record, a_seed, a_summary, without_time
 
-from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun
 from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, Status
 from swiglu_bench.rows.run_folder import write_run_file
-from swiglu_bench.rows.training import PERMUTED
 from swiglu_bench.show.csv_file import CsvFile, Table
 
 COMMITTED = ROOT / "results" / "nvidia-h200"

@@ -12,7 +12,7 @@ from specimens import a_summary
 from swiglu_bench.cases.cases import Dtype
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import CATALOGUE
-from swiglu_bench.rows.training import PERMUTED
+from swiglu_bench.rows.finished_run import PERMUTED
 from swiglu_bench.tasks.train.blocks import Trainee
 from swiglu_bench.tasks.train.data import IDX_FILES
 from swiglu_bench.tasks.train.model import Classifier, Experiment, Llama, prepare

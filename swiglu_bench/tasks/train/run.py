@@ -21,8 +21,8 @@ from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, LatencyClock,
 from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, mean_half_width, percentile, verdict
+from swiglu_bench.rows.finished_run import PERMUTED, Curve
 from swiglu_bench.rows.record import BASELINE, Record, Status
-from swiglu_bench.rows.training import PERMUTED, Curve
 from swiglu_bench.tasks.train.blocks import FittedModel, SeedTraining, Trainee
 from swiglu_bench.tasks.train.model import Experiment
 
