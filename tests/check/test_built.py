@@ -55,8 +55,8 @@ def test_infer_yields_the_output_and_train_and_calls_every_gradient(scope: Scope
         assert set(produced) == {"output"} == set(built.forward_to_train(draw))
         assert not produced["output"].requires_grad
         assert is_right(produced, problem, draw)
-        for train in (built.train, built.call(Mode.STEP, draw, True), built.call(Mode.STEP, draw)):
-            produced = train(draw) if train == built.train else train()  # type: ignore[operator, call-arg]
+        step, with_upstream = built.call(Mode.STEP, draw), built.call(Mode.STEP, draw, upstream_first=True)
+        for produced in (built.train(draw), step(), with_upstream()):
             assert list(produced) == ["output", *tensors(scope), *problem.biases]
             assert is_right(produced, problem, draw)
 
