@@ -174,7 +174,7 @@ def crew_of(settings: Settings, this: Machine, timeout_s: float) -> Iterator[Cre
 
 
 def timed_trials(crew: Crew, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
-    """Time each implementation, and one that is right and slow.
+    """Each implementation that has a time, or should have one, and one that is right and slow.
 
     They are timed in earnest, for a false alarm of the checks that are made only then.
     """

@@ -123,7 +123,7 @@ def run_specimens(
 
 
 def _swept(crew: Crew, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
-    """Run specimens at one case, each in its process; repeat those for which the machine was too busy."""
+    """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
 
     def listen(doing: str, _: float) -> None:
         tell(f"{case.label}: {doing}")
