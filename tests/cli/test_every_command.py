@@ -49,7 +49,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
     monkeypatch.setattr(TrainingSession, "run", lambda *_: None)
     monkeypatch.setattr(noise, "Pairs", lambda *_: SimpleNamespace(measure=MagicMock(side_effect=KeyboardInterrupt)))
-    quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
+    quick = ceilings_cache.MeasuredRate(value=1e9, at=datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
     monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
     monkeypatch.setattr("swiglu_bench.show.writers.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
