@@ -99,20 +99,6 @@ def test_a_tuned_choice_is_used(monkeypatch: pytest.MonkeyPatch, tuned: Choice, 
     assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=False) is (tuned == BY_TORCH)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "expected"),
-    [(256, 3032, 11848, "triton"), (257, 3032, 11848, "torch"), (2, 6600, 11944, "torch"), (1, 6600, 11944, "triton")],
-)
-def test_who_makes_the_gradients_of_weights(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: str
-) -> None:
-    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
-    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda *_: 132)
-    monkeypatch.setattr(shared, "why_off", lambda *_: None)
-    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
-    assert choices.resolve("auto", "auto", "auto", x, intermediate)[0] == expected
-
-
 MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "ragged.csv"
 
 
