@@ -201,7 +201,7 @@ class AlignedCpuClock(CpuClock):
 class LocalRanks:
     """`size` processes on this machine that run `function(send, *work)`; what they print goes into logs.
 
-    What rank 0 sends arrives as `messages`: JSON, because pickled objects of a contender would run code here.
+    What rank 0 sends arrives as `messages`, in JSON.
     """
 
     def __init__(

@@ -314,7 +314,8 @@ class TpRun(Outlets):
                     self.enter_context(locks.device(gpu, self.about["command"], wait, self.say))
                 logs = self.enter_context(output.logs(self.folder, lambda: self._lost))
                 for size in sizes:
-                    self._one_size(self._fitting(plan, size, settings), size, settings, logs)
+                    self._size = size
+                    self._with_groups(self._fitting(plan, size, settings), size, settings, logs)
             except KeyboardInterrupt:
                 interrupted = True
             except DoesNotEnd as error:
@@ -385,16 +386,12 @@ class TpRun(Outlets):
         """The plan without the cases that the machine's memory does not hold with so many ranks; these get rows."""
         large = too_large(plan.cases, size, settings)
         for case, reason in large.items():
-            rows = list(blanks(plan, case, [self.this.as_dict()] * size, size).values())
-            for row in rows:
-                row.end(Status.SKIPPED, reason)
             self.say(f"{size} ranks, {case.label}: skipped: {reason}")
-            self._take(rows)
+            self._take_none(plan, case, Status.SKIPPED, reason)
         return dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in large))
 
-    def _one_size(self, plan: SplitPlan, size: int, settings: Settings, logs: Path) -> None:
+    def _with_groups(self, plan: SplitPlan, size: int, settings: Settings, logs: Path) -> None:
         """All cases with so many ranks; a group that is lost is replaced by one without the implementation that ran."""
-        self._size = size
         while plan.cases:
             self._whose, done = "", self._done
             ranks = LocalRanks(size, take_part, (plan, settings, size), plan.timeout_s, logs)
@@ -419,10 +416,12 @@ class TpRun(Outlets):
     def _give_up(self, plan: SplitPlan, done: int, size: int, loss: GroupLost) -> None:
         """No further group would fare better, or there can be none: the cases that are not done."""
         for case in plan.cases[done:]:
-            rows = list(blanks(plan, case, [self.this.as_dict()], size).values())
-            for row in rows:
-                row.end(Status.ERROR, f"The group of {size} ended: {loss}.")
-            self._take(rows)
+            self._take_none(plan, case, Status.ERROR, f"The group of {size} ended: {loss}.")
+
+    def _take_none(self, plan: SplitPlan, case: Case, status: Status, reason: str) -> None:
+        """The rows of a case for which nothing is measured."""
+        rows = blanks(plan, case, [self.this.as_dict()], self._size).values()
+        self._take([row.end(status, reason) for row in rows])
 
     def _conclude(self, plan: SplitPlan) -> bool:
         """Show everything; whether nothing that was asked for was timed."""
