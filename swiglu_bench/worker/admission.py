@@ -42,7 +42,7 @@ class Drawn:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of the weights and of each draw."""
+        """The seeds of the weights and of each draw."""
         return (self.weights, *(draw.seed for draw in self.draws))
 
     @classmethod
@@ -106,7 +106,7 @@ class Admitting:
         return gradients
 
     def _operand_letterboxes(self, contender: Contender) -> dict[str, tuple[bytes, Sizes]]:
-        """Of one that quantises; the judge knows from now on how."""
+        """Letterboxes for the operands of a contender that quantises; from now on the judge judges it as one."""
         implementation = contender.implementation
         if not implementation.precision_of(self._case):
             return {}
@@ -153,7 +153,7 @@ class Admitting:
         )
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """As a model uses it, once for each scope, variant and dtype; not in Triton's interpreter, without times."""
+        """Check the use as a model uses it, once for each scope, variant and dtype; not in Triton's interpreter."""
         implementation, settings = contender.implementation, self._court.settings
         if self._used is None or (settings.interpreter and implementation.backend == "triton"):
             return ()
@@ -163,7 +163,7 @@ class Admitting:
         return self._used[key]
 
     def _use_here(self, contender: Contender, gradients: Sequence[str]) -> tuple[TensorCheck, ...]:
-        """As training uses it at the case's own size, where another path may be taken; only what failed.
+        """Check the use in training at the case's own size, where another path may be taken; only what failed.
 
         Not one that quantises, whose weights may be quantised once; one of the suite's compiler is spared inference,
         for which it would compile again.
@@ -190,7 +190,7 @@ class Admitting:
         return (failure("use", f"{about}, {reason}"),) if reason else ()
 
     def use(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """As a model uses it, at a small size; only what failed."""
+        """Check the use as a model uses it, at a small size; only what failed."""
         implementation = contender.implementation
         case = usage.small_case(self._case, self._court.settings.device.type)
         wanted = usage.wanted(implementation, case)
@@ -239,7 +239,7 @@ class Admitting:
 
 
 def results_of(report: CallReport | SampleReport, names: Sequence[str]) -> dict[str, Fault | None]:
-    """Of each result: None where it lies in the letterbox, else what is wrong with it."""
+    """For each result None where it lies in the letterbox, else its fault."""
     found: dict[str, Fault | None] = {}
     for name in names:
         fault: FaultReport | None = report.faults.get(name)
