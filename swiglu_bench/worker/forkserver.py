@@ -63,7 +63,7 @@ def ended(process: Any, timeout_s: float) -> bool:
 
 
 def let_go() -> None:
-    """In a child: close its handle to the server, so that the server ends with the program though children stand still."""
+    """In a child: close the handle to the server, so that it ends with the program though children stand still."""
     from multiprocessing import forkserver
 
     server: Any = forkserver._forkserver
