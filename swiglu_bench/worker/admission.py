@@ -19,7 +19,7 @@ from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.worker.child import Contender, ContenderFailed
 from swiglu_bench.worker.court import Judging
-from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, Report, SampleReport, UsageReport
+from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
 
 VALUES = ("relative error", "largest element", "bias")
 
@@ -260,6 +260,3 @@ def _lacking(report: CallReport, names: Sequence[str]) -> str:
 def failure(check: str, reason: str) -> TensorCheck:
     """A verdict that belongs to no tensor."""
     return TensorCheck("conduct", False, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, reason, check)
-
-
-__all__ = ["Admission", "Admitting", "Drawn", "Report", "failure", "results_of"]
