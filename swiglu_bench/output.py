@@ -35,7 +35,7 @@ class Opened:
 
     @property
     def writers(self) -> list[Writer]:
-        """Those that are there."""
+        """The writers that were opened."""
         return [writer for writer in (self.files, self.wandb) if writer]
 
     def places(self) -> Iterator[str]:

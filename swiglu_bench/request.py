@@ -348,7 +348,7 @@ def implementations_of(
 
 
 def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
-    """Of the chosen implementations those that --impl names; all where it was not given."""
+    """The chosen implementations that --impl names; all where it was not given."""
     patterns = split(impl)
     return frozenset(
         known.name

@@ -48,7 +48,7 @@ def key_of_row(row: Record | Mapping[str, str]) -> CaseKey:
 
 
 class Fingerprints:
-    """For each row a hash of what made it: sources, versions, machine, settings and the case."""
+    """Hashes of what made each row: sources, versions, machine, settings and the case."""
 
     def __init__(self, implementations: Sequence[Implementation], settings: Settings, this: Machine) -> None:
         self._common = {

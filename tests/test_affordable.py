@@ -11,7 +11,7 @@ from swiglu_bench.machine import ceilings_cache
 def _rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A CPU of 1 GFLOP/s, whose interpreter is a thousand times slower."""
     at = ceilings_cache.datetime.datetime.now(ceilings_cache.datetime.UTC)
-    figure = ceilings_cache.Figure(value=1e-3, at=at)
+    figure = ceilings_cache.MeasuredRate(value=1e-3, at=at)
     monkeypatch.setattr(ceilings_cache.Limits, "product", lambda *_: figure)
     monkeypatch.setattr(affordable, "_interpreter_flops_per_s", lambda: 1e6)
     monkeypatch.chdir(tmp_path)

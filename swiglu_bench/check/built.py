@@ -27,7 +27,7 @@ _backward, _no_grad = torch.autograd.backward, torch.no_grad
 
 @dataclass(frozen=True)
 class Call:
-    """One call in parts."""
+    """One call of an implementation, split into what is timed and what is not."""
 
     begin: Callable[[], None]
     """Of a backward: lay out the activations and run the forward, which are not timed."""
@@ -39,7 +39,7 @@ class Call:
     """Hand out what it produced."""
 
     def __call__(self) -> Produced:
-        """All of it, untimed."""
+        """Make the whole call, untimed."""
         self.begin()
         self.prepare()
         self.run(nullcontext)
@@ -56,12 +56,12 @@ class View:
     offset: int
 
     def of(self, value: Tensor) -> Tensor:
-        """This part of a contiguous tensor of the parameter's shape."""
+        """The view into a contiguous tensor that has the parameter's shape."""
         return value.as_strided(self.size, self.stride, value.storage_offset() + self.offset)
 
 
 class WeightViews:
-    """Which part of an implementation's own parameters is which weight, found once, before any call.
+    """Which part of an implementation's own parameters is which weight; found once, before any call.
 
     `Step.to_canonical` maps gradients in an implementation's own layout (packed, interleaved) to those of the weights.
     It is the implementation's code, so it is called once, at the build, on the parameters themselves: the views that it
@@ -89,7 +89,10 @@ class WeightViews:
 def find_views(
     parameters: Mapping[str, Tensor], to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None
 ) -> WeightViews:
-    """The views of parameters; raises TypeError where `to_canonical` returns anything but views of what it got."""
+    """Find where each weight lies in the parameters.
+
+    Raises TypeError where `to_canonical` returns anything but views of what it is given.
+    """
     given = {  # on the CPU, where memory that nobody touches is none
         name: torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
         for name, value in parameters.items()
@@ -237,7 +240,7 @@ class Built:
         return forward if mode is Mode.FORWARD else step
 
     def run_on(self, activations: Sequence[Tensor], upstream: Tensor) -> Produced:
-        """Forward and backward on tensors of one's own: other strides, sizes or values than those of a draw."""
+        """Run a forward and a backward on given tensors: other strides, sizes or values than those of a draw."""
         self.drop_gradients()
         leaves = [leaf(value.detach(), bool(self.gradients)) for value in activations]
         output = self.forward(*leaves)
@@ -295,7 +298,7 @@ class Built:
                 view.of(self.parameters[view.parameter].detach()).copy_(weights[name])
 
     def memory(self, draw: Draw) -> MemoryUse:
-        """Bytes of one forward and backward (forward alone where it yields no gradients)."""
+        """Measure the bytes of one forward and backward (of the forward alone where it yields no gradients)."""
         self.drop_gradients()
         leaves = [leaf(value, bool(self.gradients)) for value in self.desk.activations(draw)]
         upstream = self.desk.upstream(draw)
@@ -337,7 +340,7 @@ class Built:
 def add_up(
     call: Callable[[Draw], Produced], draws: Sequence[Draw], sums: Mapping[str, Tensor], flush: Callable[[], None]
 ) -> None:
-    """Calls back to back, each with its own inputs and a cold cache, and the sums of their results."""
+    """Make calls back to back, each with its own inputs and a cold cache, and add up their results."""
     for draw in draws:
         flush()
         produced = call(draw)

@@ -25,7 +25,7 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 def _each(places: Iterable[Any], read: Callable[[Any], Any], write: Callable[[Any, Any], object]) -> _Setting:
-    """The settings at some places as one."""
+    """Several settings of one kind, read and put back together."""
     places = tuple(places)
 
     def put_back(values: tuple[Any, ...]) -> None:
@@ -65,7 +65,7 @@ def _refill(hooks: dict[Any, Any], value: dict[Any, Any]) -> None:
 
 
 def _replaced_operators() -> set[str]:
-    """Operators of torch's own for which somebody has registered another implementation; fakes of them do no harm."""
+    """Operators of torch's own that were registered again with another implementation; fakes do no harm."""
     known: set[str] = getattr(torch.library, "_impls", set())
     return {name for name in known if name.startswith("aten/") and not name.endswith("/Meta")}
 
@@ -112,17 +112,17 @@ PUT_BACK: dict[str, _Setting] = {
 
 
 class GlobalState:
-    """The state as it was before a contender's code ran."""
+    """The global state as it was before a contender's code ran, and what has been found changed since."""
 
     def __init__(self) -> None:
-        """Remember it."""
+        """Remember the present state."""
         self._values = {name: read() for name, (read, _) in (SETTINGS | PUT_BACK).items()}
         self._modes, self._operators = self._count_modes(), _replaced_operators()
         self.changed: set[str] = set()
         """Names of what has been found changed so far."""
 
     def put_back(self) -> None:
-        """Make all of it what it was, but for modes."""
+        """Restore every setting; modes and operators cannot be restored, and are only noted as changed."""
         for name, (read, write) in (SETTINGS | PUT_BACK).items():
             if read() != self._values[name]:
                 write(self._values[name])

@@ -147,7 +147,7 @@ class ExpertLoad:
 
 
 def load_of(experts: Experts, index: Tensor) -> ExpertLoad:
-    """The load of a call's top_k_index."""
+    """Count how a call's top_k_index loads the experts."""
     counts = index.flatten().bincount(minlength=experts.count)
     rows = (counts + TILE_ROWS - 1).div(TILE_ROWS, rounding_mode="floor").sum().item() * TILE_ROWS
     return ExpertLoad(
@@ -221,7 +221,7 @@ class Desk:
 
     @cached_property
     def given(self) -> dict[str, Tensor]:
-        """What lies there now, by name; `upstream` among it."""
+        """The tensors on the desk by name, `upstream` among them; draws overwrite them."""
         found, zeros = sizes(self.problem.case), partial(torch.zeros, device=self.problem.device)
         types = dict.fromkeys((*self.names, "upstream"), torch_dtype(self.problem.case)) | {INDEX: torch.int64}
         return {name: zeros(found[name], dtype=types[name]) for name in (*self.names, "upstream")}
@@ -234,5 +234,5 @@ class Desk:
 
 
 def leaf(value: Tensor, wanted: bool = True) -> Tensor:
-    """The tensor, which requires a gradient where that is wanted and it can have one."""
+    """Let the tensor require a gradient where that is wanted and its dtype can have one."""
     return value.requires_grad_(wanted and value.is_floating_point())

@@ -60,7 +60,7 @@ class Truth:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """The answer by itself."""
+        """The fp64 tensors without their sizes."""
         return {name: expected.truth for name, expected in self.expected.items()}
 
 
@@ -79,7 +79,7 @@ class Judge:
         self.arithmetic = tolerance.arithmetic_of(problem.case, self.dtype)
 
     def truth(self, draw: Draw, backward: bool) -> Truth:
-        """The truth of a call; the last few are kept."""
+        """Compute the truth of a call, or find it among the last few."""
         key = (draw, backward or (draw, True) in self._truths)
         if key not in self._truths:
             while len(self._truths) >= KEPT:
@@ -93,7 +93,7 @@ class Judge:
         return self._truths[key]
 
     def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
-        """The fp64 answer, as `compute_truth` has it."""
+        """The fp64 answer by `compute_truth`; judges of other arithmetic override it."""
         return compute_truth(self.problem, activations, upstream)
 
     def judge(
@@ -119,7 +119,7 @@ class Judge:
         )  # fmt: skip
 
     def _arithmetic_of(self, name: str) -> tolerance.Arithmetic:
-        """That of a tensor: a bias of experts is often indexed, and gets its gradient token by token."""
+        """The arithmetic behind a tensor: a bias of experts is often indexed, and gets its gradient token by token."""
         if name in BIASES[Scope.EXPERTS] and self.problem.case.shape.experts and self.problem.device.type == "cpu":
             return replace(self.arithmetic, additions=self.problem.case.tokens)
         return self.arithmetic
@@ -292,7 +292,7 @@ def _of_experts(problem: Problem, activations: Sequence[Tensor], upstream: Tenso
 
 
 def _places(problem: Problem, backward: bool) -> dict[str, Tensor]:
-    """A place for everything that is asked for."""
+    """Zeros for the output and every gradient that is asked for."""
     found = sizes(problem.case)
     names = (*tensors(problem.case.scope), *problem.biases) if backward else ()
     wanted = {"output": found["upstream"]} | {name: found[name] for name in names}

@@ -138,7 +138,7 @@ class Letterbox:
 
     @classmethod
     def make(cls, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Letterbox:
-        """A new one."""
+        """Make a letterbox that another process can open."""
         if device.type == "cuda":
             return cls.here(sizes, dtype, device)
         length = _length(sizes, dtype)
@@ -151,11 +151,11 @@ class Letterbox:
 
     @classmethod
     def here(cls, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Letterbox:
-        """A new one in a tensor's memory, which on a CPU is this process's alone."""
+        """Make a letterbox in a tensor's memory, which on a CPU no other process can open."""
         return cls(torch.zeros(_length(sizes, dtype), dtype=torch.uint8, device=device), sizes, dtype)
 
     def address(self) -> bytes:
-        """What another process opens it by."""
+        """Return what another process needs to open the letterbox."""
         if self._file:
             return pickle.dumps((str(self._file), self._memory.numel()))
         open_it, arguments = reduce_tensor(self._memory)
@@ -168,7 +168,7 @@ class Letterbox:
 
     @classmethod
     def open(cls, address: bytes, sizes: Sizes, dtype: torch.dtype) -> Letterbox:
-        """The one at an address; a file can be opened once.
+        """Open the letterbox at an address; a file can be opened once.
 
         Its name goes at once: mapped memory stays, and none is left behind by processes that are killed. With
         --in-process the maker opens it itself, whose own memory CUDA refuses to map.
@@ -184,7 +184,7 @@ class Letterbox:
         return cls(memory, sizes, dtype)
 
     def close(self) -> None:
-        """Give the memory back; the maker's part, before who has it mapped lets go, and who may lose it now.
+        """Give the memory back. The maker does this, while the process that mapped it may still hold it or have died.
 
         PyTorch keeps memory on a GPU for as long as a counter says that another process has it, and a process that is
         killed never takes itself off. The counter has no sign: one that falls below zero keeps the memory for ever.
@@ -203,7 +203,7 @@ MADE_HERE: weakref.WeakValueDictionary[bytes, Letterbox] = weakref.WeakValueDict
 
 
 def _opened_anew(open_it: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
-    """Memory of the judge's on a GPU, and not what this process still has open from an earlier letterbox in its place.
+    """Open memory of the judge's process on a GPU anew, where this process may still hold an earlier letterbox there.
 
     PyTorch hands that out again, whose size may be too small, and takes this process off the new one's counter at once.
     """

@@ -99,19 +99,19 @@ class Expected:
 
     @classmethod
     def of(cls, truth: Tensor | Expected) -> Expected:
-        """That of a truth; of an empty one all is 0."""
+        """Measure a truth, unless that is done already; all sizes of an empty one are 0."""
         if isinstance(truth, Expected):
             return truth
         return cls(truth, *_norms(truth, 2, 1, math.inf)) if truth.numel() else cls(truth, 0.0, 0.0, 0.0)
 
     @property
     def rms(self) -> float:
-        """Its root mean square."""
+        """Root mean square of the truth."""
         return self.norm / math.sqrt(self.truth.numel() or 1)
 
 
 def _norms(values: Tensor, *orders: float) -> list[float]:
-    """Vector norms, which a GPU is waited for once."""
+    """Vector norms of several orders, with one wait for the GPU."""
     return torch.stack([torch.linalg.vector_norm(values, order) for order in orders]).tolist()
 
 
@@ -173,7 +173,7 @@ class Arithmetic:
 
 
 def arithmetic_of(case: Case, dtype: torch.dtype, sums: int = 1) -> Arithmetic:
-    """That of a case whose results are in a dtype; `sums` of the longest one follow each other."""
+    """The arithmetic of a case whose results are in a dtype; `sums` of the longest sum follow each other."""
     return Arithmetic(dtype, sums * longest_sum(case), hidden_elements(case))
 
 

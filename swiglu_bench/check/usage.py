@@ -226,7 +226,7 @@ def wanted(implementation: Implementation, case: Case) -> list[str]:
 
 
 def scenarios(implementation: Implementation, case: Case) -> tuple[Scenario, ...]:
-    """Those that an implementation is asked for at a scope; rows of the suite's compiler are spared the tolerated."""
+    """The scenarios for an implementation at a scope; rows of the suite's compiler are spared the tolerated."""
     if not implementation.gradients(case.scope):
         return ()
     weights = set(implementation.gradients(case.scope)) & {"w_gate"}
@@ -267,7 +267,7 @@ def arrange(implementation: Implementation, case: Case, device: torch.device, se
 
 
 def in_fp64(given: Arrangement) -> Arrangement:
-    """The same with the reference's layers and everything in fp64."""
+    """The same arrangement with weights, inputs and upstream gradients in fp64."""
 
     def double(value: Tensor) -> Tensor:
         return value.detach().double() if value.is_floating_point() else value
@@ -323,7 +323,7 @@ class UseJudge:
         return [self._judge(name, value) for name, value in results.items()]
 
     def _judge(self, name: str, value: Tensor) -> TensorCheck:
-        """Where eager and the truth are not finite, it must not be, either; where both are, it has to be right."""
+        """A result must not be finite where neither eager nor the truth is, and has to be right where both are."""
         truth, eager = self.truth[name], self._eager[name]
         lost = ~torch.isfinite(truth) & ~torch.isfinite(eager)
         counts = torch.isfinite(truth) & torch.isfinite(eager)
@@ -348,7 +348,7 @@ class UseJudge:
         self, name: str, value: Tensor, truth: Tensor, eager: Tensor, fault: Fault | None = None, tail: float = 0.0,
         of_one_token: bool = False,
     ) -> TensorCheck:  # fmt: skip
-        """`of_one_token`: all that a result is large by comes from the h of one."""
+        """Judge one result; `of_one_token`: its large values come from the h of a single token."""
         arithmetic = replace(tolerance.arithmetic_of(self._case, torch_dtype(self._case), 3), tail=tail)
         if of_one_token:
             arithmetic = replace(arithmetic, hidden_elements=arithmetic.hidden_elements // TOKENS)
@@ -366,7 +366,7 @@ def _without_output(found: Results) -> Results:
 
 
 def _evened(value: Tensor, truth: Tensor, eager: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """With every token as large as the others: else the errors are those of one or two, and eager's small by chance."""
+    """Scale every token to the same size: else the errors are those of one or two, and eager's small by chance."""
     sizes = torch.linalg.vector_norm(truth.flatten(1), dim=1).view(-1, *[1] * (truth.dim() - 1))
     sizes = torch.where(sizes == 0, 1.0, sizes)
     return value.double() / sizes, truth / sizes, eager.double() / sizes

@@ -24,9 +24,10 @@ from swiglu_bench.show import text
 if TYPE_CHECKING:
     import torch
 
-    from swiglu_bench.machine.ceilings_cache import Figure, Limits
+    from swiglu_bench.machine.ceilings_cache import Limits, MeasuredRate
     from swiglu_bench.tasks.noise import Pair, Summary
 
+Measure = Callable[[], "MeasuredRate"]
 SHAPES = "llama7b,llama3-8b,llama3-70b"
 """Whose products `ceilings` measures on a GPU, at 8192 tokens; on a CPU those of the smoke shape, at 512."""
 NOISE_COLUMNS = (
@@ -75,7 +76,7 @@ def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]
     from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE
 
-    def row(what: str, measure: Callable[[], Figure], unit: str, most: float | None, default: bool) -> dict[str, Any]:
+    def row(what: str, measure: Measure, unit: str, most: float | None, default: bool) -> dict[str, Any]:
         found = {"what": what, "default": default, "value": None, "unit": unit, "datasheet": most, "measured_at": "",
                  "failure": ""}  # fmt: skip
         try:

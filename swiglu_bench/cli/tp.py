@@ -116,7 +116,6 @@ def _tp(
 
     default_environment()
     from swiglu_bench.machine import machine
-    from swiglu_bench.output import default_folder
     from swiglu_bench.tasks.tp.court import quiet as hush
     from swiglu_bench.tasks.tp.run import TpRun
     from swiglu_bench.worker import forkserver
@@ -140,8 +139,7 @@ def _tp(
     first = spot is None or spot[0] == 0
     run = TpRun(this, settings, about, text.screen(form), options.quiet or not first)
     if first:
-        folder = (options.out or default_folder(this, "tp", plan.run_id)) if options.csv else None
-        run.open(options, folder, len(plan.cases) * len(sizes))
+        run.begin(options, options.csv, options.out, len(plan.cases) * len(sizes))
     status = run.join(plan, settings, *spot) if spot else run.spawn(plan, sizes, settings, options.wait)
     if form == "json" and first:
         text.put(text.as_json({"kind": "tp", **run.about, "rows": [row.row() for row in run.rows]}))

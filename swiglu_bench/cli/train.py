@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from swiglu_bench.cases.implementation import Implementation
-    from swiglu_bench.show.csv_file import CsvFile
     from swiglu_bench.show.wandb_run import WandbRun
     from swiglu_bench.tasks.train.blocks import Trainee
 
@@ -138,15 +136,14 @@ def _train(
 
 
 class TrainingRun:
-    """Who takes part, and the files and the screen around the training. Raises BadInput before any work starts."""
+    """Who takes part, and what is trained. Raises BadInput before any work starts."""
 
     def __init__(self, options: TrainOptions, device: torch.device, console: Console) -> None:
         from swiglu_bench.machine import machine
+        from swiglu_bench.outlets import Outlets
         from swiglu_bench.tasks.train import model  # after Triton was told to interpret
 
         self.options = options
-        self._say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-        self._console = console
         name = options.model or model.default_model(options.task, device.type == "cuda")
         sizes, self._chosen = model.load_sizes(options.task, name), chosen_implementations(options)
         precision = _precision(options)
@@ -160,17 +157,14 @@ class TrainingRun:
             "steps": self.experiment.steps, "dtype": dtype.value, "precision": precision.value,
             "seed": options.seed, "seeds": options.seeds, "interpret": options.interpret, "budget_s": options.budget_s,
         }  # fmt: skip
-        self.about: dict[str, Any] = {
-            "command": request.command_line(), "run_id": machine.run_id(started), "settings": settings,
-            "machine": self.machine.as_dict(),
-        }  # fmt: skip
+        about = {"command": request.command_line(), "run_id": machine.run_id(started), "settings": settings}
+        self.outlets = Outlets(self.machine, about, console)
+        self.about = self.outlets.about
         self.rows: list[Record] = []
         self.trainees: list[Trainee] = []
         eager, *others = self._chosen
-        for implementation in (eager, *others):
-            self._enter(implementation.name, implementation, name, started)
-            if implementation is eager:
-                self._enter(PERMUTED, eager, name, started)
+        for title, implementation in ((eager.name, eager), (PERMUTED, eager), *((each.name, each) for each in others)):
+            self._enter(title, implementation, name, started)
 
     def _enter(self, title: str, implementation: Implementation, model: str, started: str) -> None:
         """A row for an implementation and, if it can be trained here, its trainee."""
@@ -225,86 +219,63 @@ class TrainingRun:
         from swiglu_bench.machine import locks
         from swiglu_bench.measure.clock import DeviceLost
         from swiglu_bench.measure.rounds import Rule
-        from swiglu_bench.show.table import nothing_done
+        from swiglu_bench.outlets import Files
         from swiglu_bench.tasks.train import run
 
         self._check_affordable()
-        options, experiment, status = self.options, self.experiment, 0
+        options, experiment, outlets, status = self.options, self.experiment, self.outlets, 0
         seeds = range(options.seed, options.seed + options.seeds)
         rule = Rule(warmup_rounds=2, max_rounds=200, budget_s=options.budget_s)  # fewer rounds: turns are long
-        with ExitStack() as stack:
-            folder, file = self._open_folder(stack) if options.csv else (None, None)
-            wandb = self._open_wandb(stack, folder) if options.log_wandb else None
-            stack.enter_context(locks.device(experiment.device, self.about["command"], options.wait, self._say))
-            self._say(
+        with outlets:
+            files = Files(options.out, f"train-{options.task}", "seeds", _earlier)
+            outlets.open("train", files if options.csv else None, options)
+            outlets.enter_context(locks.device(experiment.device, self.about["command"], options.wait, outlets.say))
+            outlets.say(
                 f"{options.task} on {self.machine.device}: {experiment.data.about}; blocks "
                 f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
                 f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}."
             )
+            count = len(self.trainees) * len(seeds)
             try:
-                with TrainingProgress(self._console, len(self.trainees) * len(seeds), wandb) as progress:
+                with TrainingProgress(outlets.console, count, outlets.wandb) as progress:
                     for row in run.train(experiment, self.trainees, seeds, rule, progress.listen):
-                        if file:
-                            file.write(row)
+                        if outlets.files:
+                            outlets.files.write(row)
             except KeyboardInterrupt:
                 status = request.INTERRUPTED
             except DeviceLost as error:
                 status = 1
-                self._warn(f"The GPU is lost to this process ({error}); what had ended by then is kept.")
-            self._show(folder, wandb)
+                outlets.warn(f"The GPU is lost to this process ({error}); what had ended by then is kept.")
+            nothing = self._show()
         if status == request.INTERRUPTED:
-            self._say("Interrupted: finished work was kept.", style="yellow")
+            outlets.say("Interrupted: finished work was kept.", style="yellow")
             return status
-        asked = request.asked(options.impl, self._chosen)
-        nothing = nothing_done([row for row in self.rows if row.implementation in asked], "trained")
-        if nothing:
-            self._warn(nothing)
-        return status or int(bool(nothing) or any(row.failed for row in self.rows))
+        return status or int(nothing or any(row.failed for row in self.rows))
 
-    def _open_folder(self, stack: ExitStack) -> tuple[Path, CsvFile]:
-        """Begin train.csv, runs.csv and run.json in a folder that holds no training run."""
-        from swiglu_bench import output
-        from swiglu_bench.machine import locks
-        from swiglu_bench.rows import run_folder
-        from swiglu_bench.show.csv_file import CsvFile
-
-        name = f"train-{self.options.task}"
-        path = self.options.out or output.default_folder(self.machine, name, self.about["run_id"])
-        run_folder.create_folder(path)
-        stack.enter_context(locks.folder(path, self.about["command"]))
-        if (path / STEPS).exists():
-            raise BadInput(f"--out: {path} holds a training run; give another folder.")
-        file = stack.enter_context(closing(CsvFile(path, self._warn, "seeds")))
-        run_folder.write_run_file(path, self.about)
-        return path, file
-
-    def _open_wandb(self, stack: ExitStack, folder: Path | None) -> WandbRun:
-        from swiglu_bench import output
-
-        made = output.wandb_run(self.options, "train", self.machine.slug, self.about, folder, self._warn)
-        return stack.enter_context(closing(made))
-
-    def _show(self, folder: Path | None, wandb: WandbRun | None) -> None:
-        """Print the tables, and write the rows, the curves and what goes to W&B."""
+    def _show(self) -> bool:
+        """Print the tables, and write the rows and the curves; whether nothing that was asked for was trained."""
         from swiglu_bench.show.csv_file import CsvFile
         from swiglu_bench.show.tables import training_tables
 
+        outlets, asked = self.outlets, request.asked(self.options.impl, self._chosen)
         for table in training_tables(self.rows):
-            self._console.print(table, highlight=False)
-        if folder:
-            with closing(CsvFile(folder, self._warn, "training")) as file:
+            outlets.console.print(table, highlight=False)
+        if outlets.folder:
+            with closing(CsvFile(outlets.folder, outlets.warn, "training")) as file:
                 for row in self.rows:
                     file.write(row)
-            self._say(_draw(folder, self.options.task, self.trainees, self.rows))
-            self._say(f"Losses, summary and machine: {folder}")
-        if wandb:
-            for row in self.rows:
-                wandb.write(as_of_all_runs(row))
-            if wandb.url_or_path:
-                self._say(f"W&B: {wandb.place}")
+            outlets.say(_draw(outlets.folder, self.options.task, self.trainees, self.rows))
+        for row in self.rows if outlets.wandb else ():
+            outlets.wandb.write(as_of_all_runs(row))  # type: ignore[union-attr]
+        wanted = [row for row in self.rows if row.implementation in asked]
+        return outlets.end("Losses, summary and machine", wanted, "trained")
 
-    def _warn(self, line: str) -> None:
-        self._say(f"Warning: {line}", style="yellow")
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """Raise BadInput for a folder that holds a training run."""
+    if (folder / STEPS).exists():
+        raise BadInput(f"--out: {folder} holds a training run; give another folder.")
+    return {}
 
 
 class TrainingProgress(Bar):

@@ -31,7 +31,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
     from swiglu_bench.cases.definition import silu_mul
     from swiglu_bench.cases.fp8 import quantise
     from swiglu_bench.contenders.around import packed
-    from swiglu_bench.contenders.fp8_linear import Kept, Layer, deep_gemm, scaled_mm
+    from swiglu_bench.contenders.fp8_linear import QuantisedWeight, ScaledLinear, deep_gemm, in_both_ways, scaled_mm
 
     precision = problem.case.precision
     multiply = scaled_mm(precision) if package == "torch" else deep_gemm
@@ -39,12 +39,13 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
     assert step.parameters
     names = {"w_gate_up": ("x", "d_gate_up"), "w_down": ("h", "upstream")}
     layers = [
-        Layer(names[name][0], name, names[name][1], precision, multiply, quantised_dw) for name in step.parameters
+        ScaledLinear(names[name][0], name, names[name][1], precision, multiply, quantised_dw)
+        for name in step.parameters
     ]
     layers.sort(key=lambda layer: layer.weight, reverse=True)  # w_gate_up, w_down
     weights = [step.parameters[layer.weight] for layer in layers]
     kept = [
-        Kept(weight, partial(quantise, precision=precision, name=layer.weight))
+        QuantisedWeight(weight, partial(quantise, precision=precision, name=layer.weight))
         for weight, layer in zip(weights, layers, strict=True)
     ]
 
@@ -56,12 +57,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
         hidden = silu_mul(*layers[0].infer(x, given[0]).chunk(2, dim=-1))
         return layers[1].infer(hidden, given[1]) if len(given) > 1 else hidden
 
-    ways = (train, infer)
-    if compiled:
-        ways = (
-            torch.compile(train, fullgraph=True, dynamic=False),
-            torch.compile(infer, fullgraph=True, dynamic=False),
-        )
+    ways = in_both_ways(train, infer, compiled)
 
     def forward(x: Tensor) -> Tensor:
         return ways[0](x, *weights) if torch.is_grad_enabled() else ways[1](x, *(codes() for codes in kept))
@@ -207,12 +203,12 @@ def transformer_engine(problem: Problem) -> Step:
 def _build_fused(problem: Problem, weight_grad: str) -> Step:
     import torch
 
-    from swiglu_bench.contenders.fp8_linear import Kept
+    from swiglu_bench.contenders.fp8_linear import QuantisedWeight
     from swiglu_kernels.ops.fp8.operation import hand_over, quantise, swiglu_mlp_fp8
 
     recipe = str(problem.case.precision).removeprefix("fp8-")
     weights = list(problem.weights.values())
-    kept = [Kept(weight, partial(quantise, recipe=recipe, weight=True)) for weight in weights]
+    kept = [QuantisedWeight(weight, partial(quantise, recipe=recipe, weight=True)) for weight in weights]
 
     def forward(x: Tensor) -> Tensor:
         given = weights if torch.is_grad_enabled() else [codes() for codes in kept]

@@ -27,13 +27,13 @@ def by_grouped_products(problem: Problem, *, compiled: bool = False) -> Step:
 
     from swiglu_bench.cases.definition import silu_mul
     from swiglu_bench.cases.fp8 import quantise
-    from swiglu_bench.contenders.fp8_linear import GroupedLayer, Kept
+    from swiglu_bench.contenders.fp8_linear import GroupedLinear, QuantisedWeight, in_both_ways
 
     case = problem.case
     assert case.shape.experts
     count, top_k = case.shape.experts.count, case.shape.experts.top_k
-    first = GroupedLayer("x", "w_gate_up", "d_gate_up", case.precision, top_k)
-    second = GroupedLayer("h", "w_down", "upstream", case.precision, top_k)
+    first = GroupedLinear("x", "w_gate_up", "d_gate_up", case.precision, top_k)
+    second = GroupedLinear("h", "w_down", "upstream", case.precision, top_k)
 
     def hidden_of(both: Tensor) -> Tensor:
         return silu_mul(*both.chunk(2, dim=-1))
@@ -48,17 +48,12 @@ def by_grouped_products(problem: Problem, *, compiled: bool = False) -> Step:
         hidden = hidden_of(first.infer(x[order // top_k], w_gate_up, ends, order))
         return summed(second.infer(hidden, w_down, ends, order), order, weights)
 
-    ways = (train, infer)
-    if compiled:
-        ways = (
-            torch.compile(train, fullgraph=True, dynamic=False),
-            torch.compile(infer, fullgraph=True, dynamic=False),
-        )
+    ways = in_both_ways(train, infer, compiled)
 
     def of(own: Mapping[str, Tensor]) -> Forward:
         given = [own[layer.weight] for layer in (first, second)]
         kept = [
-            Kept(weight, partial(quantise, precision=case.precision, name=layer.weight))
+            QuantisedWeight(weight, partial(quantise, precision=case.precision, name=layer.weight))
             for weight, layer in zip(given, (first, second), strict=True)
         ]
 
@@ -110,7 +105,7 @@ def fused(problem: Problem) -> Step:
     """Weights are quantised before an inference forward, as `FusedSwiGLUExperts.keep_codes` has it."""
     import torch
 
-    from swiglu_bench.contenders.fp8_linear import Kept
+    from swiglu_bench.contenders.fp8_linear import QuantisedWeight
     from swiglu_kernels import swiglu_experts
     from swiglu_kernels.ops.fp8.operation import hand_over, quantise
     from swiglu_kernels.ops.fp8.portable_codes import Quantised
@@ -119,7 +114,7 @@ def fused(problem: Problem) -> Step:
 
     def of(own: Mapping[str, Tensor]) -> Forward:
         given = own["w_gate_up"], own["w_down"]
-        kept = [Kept(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
+        kept = [QuantisedWeight(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
 
         def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
             w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*codes()) for codes in kept)

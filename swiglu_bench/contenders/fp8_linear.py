@@ -17,7 +17,7 @@ Multiply = Callable[[Quantised, Quantised, bool], Tensor]
 
 
 @dataclass
-class Layer:
+class ScaledLinear:
     """What its operands are called, how they are multiplied, and where their codes go while somebody looks."""
 
     x: str
@@ -51,7 +51,7 @@ class Layer:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layer: Layer, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, layer: ScaledLinear, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer = layer
         return layer.multiply(layer.quantise(x, layer.x), layer.quantise(weight, layer.weight), True)
@@ -77,7 +77,7 @@ def _transposed(quantised: Quantised) -> Quantised:
 
 
 @dataclass
-class GroupedLayer:
+class GroupedLinear:
     """The linear layers of experts, for rows that are sorted by expert; the gradients of weights are bf16 products."""
 
     x: str
@@ -111,7 +111,7 @@ class GroupedLayer:
 
 class _GroupedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layer: GroupedLayer, rows: Tensor, weight: Tensor, ends: Tensor, order: Tensor) -> Tensor:
+    def forward(ctx: Any, layer: GroupedLinear, rows: Tensor, weight: Tensor, ends: Tensor, order: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weight, ends, order)
         ctx.layer = layer
         return scaled_grouped_mm(layer.quantise(rows, layer.x, order), layer.quantise(weight, layer.weight), ends)
@@ -198,7 +198,15 @@ def deep_gemm(a: Quantised, b: Quantised, weight: bool) -> Tensor:
     return out
 
 
-class Kept:
+def in_both_ways(
+    train: Callable[..., Tensor], infer: Callable[..., Tensor], compiled: bool
+) -> tuple[Callable[..., Tensor], ...]:
+    """The forward with gradients and without, both under torch.compile if asked."""
+    ways = train, infer
+    return tuple(torch.compile(way, fullgraph=True, dynamic=False) for way in ways) if compiled else ways
+
+
+class QuantisedWeight:
     """A weight's codes, quantised anew when the weight changes."""
 
     def __init__(self, weight: Tensor, quantiser: Callable[[Tensor], Quantised]) -> None:

@@ -43,7 +43,7 @@ class Ceilings:
     """Why they may be wrong, in one sentence."""
 
 
-class Figure(BaseModel):
+class MeasuredRate(BaseModel):
     """One rate, when it was measured, and why it may be wrong."""
 
     value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -58,7 +58,7 @@ class Figure(BaseModel):
 
 class _File(BaseModel):
     machine: dict[str, str]
-    figures: dict[str, Figure]
+    figures: dict[str, MeasuredRate]
     checksum: str = ""
 
     def digest(self) -> str:
@@ -83,7 +83,7 @@ class Limits:
         name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = (folder or platformdirs.user_cache_path("swiglu-bench", appauthor=False)) / f"limits-{name}.json"
 
-    def copy(self, size_bytes: int | None = None) -> Figure:
+    def copy(self, size_bytes: int | None = None) -> MeasuredRate:
         """Bandwidth of a copy in GB/s, of the size that sweeps use unless given."""
         if size_bytes is None:
             size_bytes = COPY_BYTES[self.device.type]
@@ -95,7 +95,7 @@ class Limits:
         most = sheet.gbps if sheet and size_bytes > 4 * (self.machine.cache_bytes or 0) else None
         return self._figure(f"copy {size_bytes} B, GB/s", lambda: copy_gbps(self.device, self.clock, size_bytes), most)
 
-    def product(self, dtype: torch.dtype, size: tuple[int, int, int] | None = None) -> Figure:
+    def product(self, dtype: torch.dtype, size: tuple[int, int, int] | None = None) -> MeasuredRate:
         """Rate of a product (m, n, k) in TFLOP/s, of the square that sweeps use unless given."""
         m, n, k = size or (PRODUCT_SIDE[self.device.type],) * 3
         name, sheet = str(dtype).removeprefix("torch."), self.machine.datasheet
@@ -105,7 +105,7 @@ class Limits:
             sheet.rate(name) if sheet else None,
         )
 
-    def _figure(self, name: str, measure: Callable[[], float], most: float | None) -> Figure:
+    def _figure(self, name: str, measure: Callable[[], float], most: float | None) -> MeasuredRate:
         """From the cache, if it is fresh and not above what the datasheet allows; else measured, and kept if sound."""
         now = datetime.datetime.now(datetime.UTC)
         kept = None if self._refresh else self._read().get(name)
@@ -117,19 +117,19 @@ class Limits:
         unsure = load.reason(self.device.type) if load else ""
         if not unsure and values[1] > ALIKE * values[0]:
             unsure = f"Measured twice, they differ by {values[1] / values[0] - 1:.0%}."
-        figure = Figure(value=values[1], at=now, unsure=unsure and f"The machine's limits are unsure. {unsure}")
+        figure = MeasuredRate(value=values[1], at=now, unsure=unsure and f"The machine's limits are unsure. {unsure}")
         if not unsure and (most is None or figure.value <= most):
             self._write(name, figure)
         return figure
 
-    def _read(self) -> dict[str, Figure]:
+    def _read(self) -> dict[str, MeasuredRate]:
         try:
             file = _File.model_validate_json(self.path.read_bytes())
         except (OSError, ValidationError):
             return {}
         return file.figures if file.machine == self._key and file.checksum == file.digest() else {}
 
-    def _write(self, name: str, figure: Figure) -> None:
+    def _write(self, name: str, figure: MeasuredRate) -> None:
         file = _File(machine=self._key, figures=self._read() | {name: figure})
         file.checksum = file.digest()
         with contextlib.suppress(OSError):  # the figure is still valid; it is measured again next time

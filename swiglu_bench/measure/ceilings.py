@@ -24,7 +24,7 @@ WARMUPS, LEAST_SAMPLES, LEAST_S = 3, 9, 0.1
 
 
 def _best_ms(clock: Clock, call: Callable[[], object]) -> float:
-    """The fastest decile: what disturbs a sample makes it longer."""
+    """Time a call repeatedly and return the fastest decile: what disturbs a sample makes it longer."""
     for _ in range(WARMUPS):
         call()
     samples_ms: list[float] = []
@@ -97,7 +97,7 @@ def _drawn(device: torch.device, dtype: torch.dtype, *size: int) -> Tensor:
 
 
 def _all(calls: Sequence[Callable[[], Tensor]]) -> Callable[[], list[Tensor]]:
-    """All of some calls, one after the other, without autograd."""
+    """A callable that makes calls one after the other, without autograd."""
 
     def run() -> list[Tensor]:
         with torch.no_grad():

@@ -48,7 +48,7 @@ class Clock(Protocol):
         ...
 
     def pause(self) -> AbstractContextManager[None]:
-        """Within a call: what happens in this context is no part of its time."""
+        """Leave what happens in this context, within a call, out of its time."""
         ...
 
     def synchronize(self) -> None:
@@ -56,7 +56,7 @@ class Clock(Protocol):
         ...
 
     def flush(self) -> None:
-        """Fill the cache with other data, where it is to be cold."""
+        """Fill the cache with other data, if samples are to begin with a cold one."""
         ...
 
 
@@ -94,16 +94,16 @@ class CpuClock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Take this out of the call's time."""
+        """Leave what happens in this context out of the call's time."""
         start = time.perf_counter()
         yield
         self._paused_s += time.perf_counter() - start
 
     def synchronize(self) -> None:
-        """Nothing is ever queued on a CPU."""
+        """Do nothing: a CPU has no queue."""
 
     def flush(self) -> None:
-        """A CPU's caches are as they are."""
+        """Do nothing: a CPU's caches are left as they are."""
 
 
 class CudaClock:
@@ -179,7 +179,7 @@ class CudaClock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Take this out of the call's time on the GPU."""
+        """Leave what happens in this context out of the call's time on the GPU."""
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start = time.perf_counter()
         first.record()
@@ -213,7 +213,7 @@ class LatencyClock:
         return Sample(ms, host_us, host_us, True, result)
 
     def pause(self) -> AbstractContextManager[None]:
-        """Nothing can be taken out of a latency."""
+        """Raise NotImplementedError: nothing can be left out of a latency."""
         raise NotImplementedError("a call whose latency is taken lays out all of its inputs before")
 
 

@@ -43,12 +43,12 @@ SPIN = "spin_kernel"
 
 
 class NoCounters(RuntimeError):
-    """Why there are none, in one phrase."""
+    """Why hardware counters could not be read, in one phrase."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Of all kernels of one call together; None: this GPU does not have the counter."""
+    """The counters of all kernels of one call together; None: this GPU does not have the counter."""
 
     tensor_pct: float | None
     """Cycles in which the tensor cores worked, of all: the kernels' mean, weighted by their times."""
@@ -132,7 +132,7 @@ def _reason(lines: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One workload by both clocks."""
+    """The time of one workload by the suite's clock and by the profiler."""
 
     workload: str
     ours_us: float
@@ -145,7 +145,7 @@ class Agreement:
 
     @property
     def difference(self) -> float:
-        """Ours without what lies between, over the profiler's, minus 1."""
+        """The suite's time, less what lies between events and kernels, relative to the profiler's, minus 1."""
         return (self.ours_us - self.between_us) / self.profiler_us - 1
 
     @property

@@ -26,7 +26,7 @@ WARMUPS = 3
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes above the inputs and weights that were there before."""
+    """Bytes in use beyond the inputs and weights that were there before."""
 
     saved_bytes: int
     """Held after the forward beyond the output."""
@@ -105,7 +105,7 @@ def joules_per_call(run: Callable[[int], object], read_j: Callable[[], float]) -
     batch = max(1, int(BATCH_S / max(time.perf_counter() - began, 1e-6)))
 
     def run_to_step() -> tuple[int, float]:
-        """Calls until the counter moves, and its value then."""
+        """Make calls until the counter moves; return their number and the counter's value."""
         before, since, calls = read_j(), time.perf_counter(), 0
         while True:
             run(batch)

@@ -42,7 +42,7 @@ class Asked:
 
     scopes: Sequence[Scope]
     dtype: Dtype | None = None
-    """For checks that have none of their own: bf16 on a GPU and fp32 on a CPU unless given."""
+    """The dtype of checks that have none of their own; None: bf16 on a GPU and fp32 on a CPU."""
     only: Sequence[str] = ()
     """Names of checks; all where there is none."""
 
@@ -86,7 +86,7 @@ def _outcome(
 
 
 def audit_here(implementations: Sequence[Implementation], asked: Asked, device: torch.device) -> Iterator[Record]:
-    """The same in this process, for code that is trusted."""
+    """Audit trusted implementations in this process."""
     court = Court(_settings(device, "audit"), machine.describe(device), bench=AuditBench, in_process=True)
     return audit(court, asked, implementations)
 

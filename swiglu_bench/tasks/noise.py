@@ -26,7 +26,7 @@ class Pair:
 
     time_ms: float
     ratio: Interval
-    """Of an implementation to itself in another process."""
+    """The ratio of an implementation to itself in another process."""
     noise: float
     """How far from 1 the interval of a further such process reaches, by the baseline's twins."""
     rounds: int

@@ -327,7 +327,7 @@ class CaseTimer:
             self._close(sound[name], failure)
 
     def _grouped_of(self, gradients: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-        """For each set of gradients a name to time the bare products of experts under, where torch has them."""
+        """Names under which the bare products of experts are timed, for each set of gradients that torch can do."""
         if not self._case.shape.experts:
             return {}
         wanted = [names for names in dict.fromkeys(gradients) if not self._court.judge.lay_out_grouped(names)]
@@ -365,7 +365,7 @@ def _host_bound(rounds: Rounds, name: str) -> bool:
 
 
 def products_of(case: Case, contenders: Iterable[tuple[tuple[str, ...], bool]]) -> dict[Bare, str]:
-    """For each set of bare products that contenders need, a name to time them under.
+    """Names under which bare products are timed, one for each set of products that contenders need.
 
     A contender is given by its gradients and whether it quantises: its bare products are in fp8 then.
     """

@@ -18,7 +18,7 @@ from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.worker.child import Contender, ContenderFailed
 from swiglu_bench.worker.court import Judging
-from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, Report, SampleReport, UsageReport
+from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
 
 VALUES = ("relative error", "largest element", "bias")
 
@@ -41,7 +41,7 @@ class Drawn:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of the weights and of each draw."""
+        """The seeds of the weights and of each draw."""
         return (self.weights, *(draw.seed for draw in self.draws))
 
     @classmethod
@@ -105,7 +105,7 @@ class Admitting:
         return gradients
 
     def _operand_letterboxes(self, contender: Contender) -> dict[str, tuple[bytes, Sizes]]:
-        """Of one that quantises; the judge knows from now on how."""
+        """Letterboxes for the operands of a contender that quantises; from now on the judge judges it as one."""
         implementation = contender.implementation
         if not implementation.precision_of(self._case):
             return {}
@@ -152,7 +152,7 @@ class Admitting:
         )
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """As a model uses it, once for each scope, variant and dtype; not in Triton's interpreter, without times."""
+        """Check the use as a model uses it, once for each scope, variant and dtype; not in Triton's interpreter."""
         implementation, settings = contender.implementation, self._court.settings
         if self._used is None or (settings.interpreter and implementation.backend == "triton"):
             return ()
@@ -162,7 +162,7 @@ class Admitting:
         return self._used[key]
 
     def _use_here(self, contender: Contender, gradients: Sequence[str]) -> tuple[TensorCheck, ...]:
-        """As training uses it at the case's own size, where another path may be taken; only what failed.
+        """Check the use in training at the case's own size, where another path may be taken; only what failed.
 
         Not one that quantises, whose weights may be quantised once; one of the suite's compiler is spared inference,
         for which it would compile again.
@@ -189,7 +189,7 @@ class Admitting:
         return (failure("use", f"{about}, {reason}"),) if reason else ()
 
     def use(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """As a model uses it, at a small size; only what failed."""
+        """Check the use as a model uses it, at a small size; only what failed."""
         implementation = contender.implementation
         case = usage.small_case(self._case, self._court.settings.device.type)
         wanted = usage.wanted(implementation, case)
@@ -238,7 +238,7 @@ class Admitting:
 
 
 def results_of(report: CallReport | SampleReport, names: Sequence[str]) -> dict[str, Fault | None]:
-    """Of each result: None where it lies in the letterbox, else what is wrong with it."""
+    """For each result None where it lies in the letterbox, else its fault."""
     found: dict[str, Fault | None] = {}
     for name in names:
         fault: FaultReport | None = report.faults.get(name)
@@ -259,6 +259,3 @@ def _lacking(report: CallReport, names: Sequence[str]) -> str:
 def failure(check: str, reason: str) -> TensorCheck:
     """A verdict that belongs to no tensor."""
     return TensorCheck("conduct", False, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, reason, check)
-
-
-__all__ = ["Admission", "Admitting", "Drawn", "Report", "failure", "results_of"]

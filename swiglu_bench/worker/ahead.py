@@ -32,7 +32,7 @@ def keep_no_choice(inductor: bool) -> None:
 
 
 def choose_nothing(inductor: bool) -> None:
-    """The same, and they take the first candidate that runs."""
+    """Keep no choice, and let autotuners take the first candidate that runs."""
     keep_no_choice(inductor)
     with contextlib.suppress(ImportError):
         from triton.runtime.autotuner import Autotuner

@@ -92,7 +92,7 @@ class Batches:
     def _among(
         self, names: Sequence[str], claimed_ms: Mapping[str, float], baseline: str, host_bound: Collection[str]
     ) -> dict[str, Exception]:
-        """The same for some contenders and the baseline, in batches of the same number of calls."""
+        """What `disagreements` finds in some contenders and the baseline, in batches of the same number of calls."""
         failures: dict[str, Exception] = {}
         contenders = [*names, *([baseline] if baseline in self._contenders else [])]
         score, least = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, float("inf"))
@@ -161,7 +161,7 @@ class Batches:
 
     @property
     def _inputs_ms(self) -> float:
-        """Of laying out a call's inputs and adding up its results."""
+        """The time to lay out a call's inputs and add up its results."""
         return self._least["forward" if self._case.mode is Mode.FORWARD else "with backward"]
 
     def _note_least(self, what: str, ms: float) -> float:
@@ -169,7 +169,7 @@ class Batches:
         return self._least[what]
 
     def _call_ms(self, name: str, draws: Sequence[Draw], batches: int) -> float:
-        """Of one call of the case's mode, by the wall clock, over so many batches one after the other."""
+        """The time of one call of the case's mode by the wall clock, averaged over successive batches."""
         contender, forward_ms = self._contenders[name], self._least["forward"]
         asking_ms = min(self._asked_ms(contender, ()) for _ in range(3))
         before_ms = 0.0
@@ -189,5 +189,5 @@ class Batches:
 
 
 def _calls(claimed_ms: float) -> int:
-    """Of a batch whose calls take at most so long."""
+    """The number of calls in a batch whose calls take at most `claimed_ms`."""
     return max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max(claimed_ms, 1e-3))))

@@ -88,7 +88,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         return int(self._process.pid)
 
     @property
@@ -250,7 +250,7 @@ class Contender(Protocol):
         ...
 
     def tell(self, method: str, *arguments: Any) -> str:
-        """The same for a method that returns a text."""
+        """The answer of a method that returns a text; raises as `ask` does."""
         ...
 
     def end(self) -> None:
@@ -304,17 +304,17 @@ class Direct:
         return getattr(self._bench, method)(*arguments)
 
     def post(self, method: str, *arguments: Any) -> None:
-        """The same without an answer."""
+        """Call a method; its answer is dropped."""
         self.ask(0.0, method, *arguments)
 
     def settle(self, limit_s: float) -> None:
         """Everything that was posted is done."""
 
     def suspend(self) -> None:
-        """It does nothing unasked."""
+        """Do nothing: it runs only when asked."""
 
     def resume(self) -> None:
-        """The same."""
+        """Do nothing, as in `suspend`."""
 
     def end(self) -> None:
         """Let go of the case."""

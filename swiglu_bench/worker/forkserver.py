@@ -63,7 +63,7 @@ def ended(process: Any, timeout_s: float) -> bool:
 
 
 def let_go() -> None:
-    """In a child: no longer hold the server, which ends with the program, and children that stand still with it."""
+    """In a child: close the handle to the server, so that it ends with the program though children stand still."""
     from multiprocessing import forkserver
 
     server: Any = forkserver._forkserver
@@ -73,7 +73,7 @@ def let_go() -> None:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, but for what a start changes in it for a moment."""
+    """This process's environment, without what starting a process changes in it temporarily."""
     with LOCK:
         return dict(os.environ)
 

@@ -41,7 +41,7 @@ class Member:
         self._failed = False
 
     def hello(self) -> dict[str, Any]:
-        """Who this is: the suite's version and the digest of its code, the machine, and this process."""
+        """The suite's version and the digest of its code, the machine, and this process's id."""
         import torch
 
         from swiglu_bench.machine import machine, sources

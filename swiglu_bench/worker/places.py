@@ -38,11 +38,11 @@ class Work:
     implementations: Sequence[Implementation]
     settings: Settings
     timeout_s: float
-    """For one answer of an implementation: to import, build, compile and check it, or for one timed call."""
+    """The limit for one answer of an implementation: to import, build, compile and check it, or for one timed call."""
     logs: Path
     """A folder for what implementations print."""
     wait: bool = True
-    """For a GPU that another command uses."""
+    """Whether to wait for a GPU that another command uses."""
     bench: type = Workbench
     """The class that answers in a contender's process."""
 
@@ -70,9 +70,9 @@ class Places(Protocol):
     """Places that may come and go, each with a court that works on one case at a time."""
 
     device: torch.device
-    """As each place sees its own."""
+    """The device as each place sees its own."""
     places: dict[int, Place]
-    """Those that can work now."""
+    """The places that can work now, by their numbers."""
     doing: dict[int, tuple[str, float]]
     """What a place is doing and which share of its case is done, as far as that is known."""
     in_order: bool
@@ -279,7 +279,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """For a message."""
+        """The place's name in messages."""
         this = self.machine
         if this.device_type == "cpu":
             return f"{this.host} CPU"

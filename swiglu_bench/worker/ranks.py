@@ -80,8 +80,10 @@ class Group:
     size: int
     device: torch.device
     control: Any
-    """The gloo group for what ranks tell each other."""
+    """The gloo group for what ranks tell each other during an action."""
     mesh: DeviceMesh
+    outcomes: Any = None
+    """Another one for what came of it: a rank that fails alone tells there while others wait in a collective."""
     limit_s: float = OWN_S
     """How long a rank may take for what a contender does."""
     watched: bool = False
@@ -96,21 +98,28 @@ class Group:
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=patience)
         waits_s = max(limit_s, OWN_S) * (2 if watched else 1)
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=waits_s))
-        size = dist.get_world_size()
-        return cls(dist.get_rank(), size, device, control, init_device_mesh(device.type, (size,)), limit_s, watched)
+        control = dist.new_group(backend="gloo", timeout=patience)
+        outcomes = dist.new_group(backend="gloo", timeout=timedelta(seconds=waits_s))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        return cls(rank, size, device, control, init_device_mesh(device.type, (size,)), outcomes, limit_s, watched)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.control)
-        return found
+        """Every rank's value, by rank; part of an action."""
+        return self._gathered(value, self.control)
 
     def first(self, value: T) -> T:
-        """Rank 0's value."""
+        """Rank 0's value, between actions; raises GroupLost."""
         box: list[Any] = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
+        try:
+            dist.broadcast_object_list(box, src=0, group=self.outcomes)
+        except RuntimeError as error:
+            raise _silent(error) from error
         return box[0]
+
+    def _gathered(self, value: T, group: Any) -> list[T]:
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=group)
+        return found
 
     def meet(self) -> None:
         """Wait for all; fails where a rank has left a collective that others wait in."""
@@ -147,9 +156,13 @@ class Group:
         finally:
             faulthandler.cancel_dump_traceback_later()
         try:
-            return self.gather(outcome)
+            return self._gathered(outcome, self.outcomes)
         except RuntimeError as error:
-            raise GroupLost(f"a rank does not answer ({one_line(error)[:300]})") from error
+            raise _silent(error) from error
+
+
+def _silent(error: RuntimeError) -> GroupLost:
+    return GroupLost(f"a rank does not answer ({one_line(error)[:300]})")
 
 
 def _reason(failed: dict[int, str], size: int) -> str:
@@ -194,7 +207,7 @@ class AlignedCpuClock(CpuClock):
 class LocalRanks:
     """`size` processes on this machine that run `function(send, *work)`; what they print goes into logs.
 
-    What rank 0 sends arrives as `messages`: JSON, because pickled objects of a contender would run code here.
+    What rank 0 sends arrives as `messages`, in JSON.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class RayCluster:
     say: Callable[[str], object]
     """Hears of places that are turned away."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of every actor."""
+    """Variables to set in every actor."""
 
     in_order: bool = field(default=False, init=False)
     places: dict[int, Place] = field(default_factory=dict, init=False)
@@ -205,7 +205,7 @@ class RayCluster:
         self._asked[getattr(actor.handle, question).remote(*arguments)] = number
 
     def _answers(self, timeout_s: float) -> list[tuple[int, Any]]:
-        """Who has answered what; an exception where the actor has ended or its work failed."""
+        """Actors' numbers and answers; an exception where the actor has ended or its work failed."""
         if not self._asked:
             time.sleep(min(timeout_s, 0.2))
             return []

@@ -37,7 +37,7 @@ class Settings:
     rule: Rule = field(default_factory=Rule)
     cold_l2: bool = True
     layers: int = 1
-    """In a CUDA graph, which goes through all of them."""
+    """The number of layers that a CUDA graph goes through."""
     energy: bool = True
     """On a GPU, measure joules per call."""
     detail: bool = False

@@ -228,7 +228,7 @@ def alone_ms(baseline: Contender) -> list[float]:
 
 
 def _times(contender: Contender) -> Iterator[float]:
-    """Of one call after another, each on new inputs, as they are asked for."""
+    """Times of successive calls, each on new inputs, taken as they are asked for."""
     lead_us, least_us = 100.0, math.inf
     while True:
         report = contender.ask(SampleReport, "sample", Draw(new_seed()), lead_us)
@@ -243,7 +243,7 @@ def slower(times: Sequence[float], before: Sequence[float]) -> bool:
 
 
 def slow_the_next(turns: Sequence[Turn], equals: Collection[str]) -> list[str]:
-    """Those after whose turns the next is slower than after others', the worst first.
+    """Contenders after whose turns the next turn is slower than after others', the worst first.
 
     Only turns of `equals`, which are processes of the baseline, are looked at, each relative to its own median.
     """

@@ -181,7 +181,7 @@ class Workbench:
         return list(found)
 
     def lead_in(self, draw: Draw) -> None:
-        """What comes before a timed call whose inputs nobody knows yet: an untimed one, as in a loop.
+        """Make an untimed call before a timed one whose inputs are not drawn yet, as in a loop.
 
         The host's caches are warm then. Of a backward, the forward on this draw's activations. All of it is done when
         this returns, on the GPU as well: none of it is part of the turn that follows.
@@ -282,7 +282,7 @@ class Workbench:
         return CallReport(delivered=delivered, faults=faults, conduct={})
 
     def repeat(self, calls: int) -> None:
-        """The same call back to back, and wait for all."""
+        """Make the same call `calls` times back to back, and wait until all are done."""
         work = self._built.recordable(self._problem.case.mode)
         for _ in range(calls):
             work()

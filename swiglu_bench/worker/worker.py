@@ -66,7 +66,7 @@ class Setting:
 
 
 class _Role:
-    """Who answers: how the process begins, and for all other questions its bench."""
+    """Answers the first question itself, which begins the process, and passes all others to its bench."""
 
     _bench: Any = None
     _failure: Exception | None = None

@@ -6,9 +6,20 @@ import torch
 from specimens import small_case
 from torch import Tensor
 
-from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, DENSE, WEIGHTS, Dtype, Extras, Scope, Shape
+from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, DENSE, WEIGHTS, Dtype, Experts, Extras, Routing, Scope, Shape
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.inputs import DEPTHS, Desk, Draw, Values, make_problem, new_seed, sizes, torch_dtype
+from swiglu_bench.check.inputs import (
+    DEPTHS,
+    Desk,
+    Draw,
+    Values,
+    draw_experts,
+    load_of,
+    make_problem,
+    new_seed,
+    sizes,
+    torch_dtype,
+)
 
 WIDE_SHAPE = Shape("wide", 512, 300, "made up", (1,))
 
@@ -144,3 +155,44 @@ def test_other_kinds_of_values_differ_from_normal_ones_as_they_say(dtype: Dtype,
     other = drawn(problem, Draw(1, upstream=2))
     assert torch.equal(normal["x"], other["x"])
     assert not torch.equal(normal["upstream"], other["upstream"])
+
+
+# Routing
+
+
+@pytest.mark.parametrize("routing", Routing)
+@pytest.mark.parametrize(("tokens", "count", "top_k"), [(0, 4, 2), (1, 4, 4), (50, 6, 4), (400, 16, 3)])
+def test_a_token_has_different_experts_and_every_draw_is_another(
+    routing: Routing, tokens: int, count: int, top_k: int
+) -> None:
+    index, again, other = (torch.full((tokens, top_k), -1) for _ in range(3))
+    for place, seed in ((index, 1), (again, 1), (other, 2)):
+        draw_experts(Experts(count, top_k, routing), place, torch.Generator().manual_seed(seed))
+    assert torch.equal(index, again)
+    assert tokens < 50 or not torch.equal(index, other)
+    assert all(set(row) <= set(range(count)) and len(set(row)) == top_k for row in index.tolist())
+
+
+def test_loads_are_what_the_routing_says() -> None:
+    def load(routing: Routing) -> tuple[int, int, int]:
+        index = torch.empty(4000, 2, dtype=torch.int64)
+        draw_experts(Experts(16, 2, routing), index, torch.Generator().manual_seed(0))
+        found = load_of(Experts(16, 2, routing), index)
+        assert found.least <= found.median <= found.most
+        return found.least, found.most, found.idle
+
+    assert load(Routing.BALANCED) == (500, 500, 0)
+    assert load(Routing.SINGLE) == (0, 4000, 14)
+    least, most, idle = load(Routing.UNIFORM)
+    assert 400 < least < 500 < most < 600
+    skewed_least, skewed_most, _ = load(Routing.ZIPF)
+    assert skewed_most > 6 * skewed_least
+    assert idle == 0
+
+
+def test_padding_is_told_for_tiles_of_128_rows() -> None:
+    index = torch.tensor([0] * 100 + [1] * 156).view(-1, 1)
+    found = load_of(Experts(4, 1), index)
+    assert (found.least, found.median, found.most, found.idle) == (0, 50.0, 156, 2)
+    assert found.padding == 1 - 256 / 384
+    assert load_of(Experts(4, 1), index[:0]).padding == 0.0

@@ -218,11 +218,6 @@ def test_a_refusal_of_what_every_model_does_is_a_fault() -> None:
     assert "not here" in check.reason
 
 
-def test_results_of_another_form_are_missing() -> None:
-    cut = declared(lambda problem: glu(problem, lambda x, *weights: right_forward(x, *weights)[..., :-1]))
-    assert {check.check for check in faults(cut)} == {"use"}
-
-
 WITHOUT_WEIGHTS = tuple(scenario for scenario in REQUIRED + TOLERATED if scenario not in usage.WEIGHTS_ONLY)
 
 

@@ -53,7 +53,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
     monkeypatch.setattr(training, "train", lambda *_: iter(()))
     monkeypatch.setattr(noise, "_built", MagicMock(side_effect=KeyboardInterrupt))
-    quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
+    quick = ceilings_cache.MeasuredRate(value=1e9, at=datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
     monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
     monkeypatch.setattr("swiglu_bench.show.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))

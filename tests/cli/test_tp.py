@@ -78,7 +78,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
         for rank in range(2)
     ]  # fmt: skip
     try:
-        first, second = (process.communicate(timeout=120)[0] for process in processes)
+        first, second = (process.communicate(timeout=240)[0] for process in processes)
     finally:
         for process in processes:
             process.kill()

@@ -24,7 +24,6 @@ from swiglu_bench.check.judge import Judge
 from swiglu_bench.contenders import experts, liger, peers
 from swiglu_kernels import reference
 
-CPU = torch.device("cpu")
 ALL = (
     peers.quack, peers.quack_tuned, peers.flash_swiglu_mlp, liger.liger_mlp, experts.quack_experts,
     experts.liger_experts,

@@ -48,7 +48,7 @@ def test_an_entry_point_is_loaded_in_a_process_of_its_own(tmp_path: Path, monkey
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text(
-        "[swiglu_bench.contenders]\ntheirs = theirs_module:sound\nworse = theirs_worse:x\n", encoding="utf-8"
+        "[swiglu_bench.implementations]\ntheirs = theirs_module:sound\nworse = theirs_worse:x\n", encoding="utf-8"
     )
     (tmp_path / "theirs_module.py").write_text(Path(bad.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "theirs_worse.py").write_text("import os; os.abort()", encoding="utf-8")

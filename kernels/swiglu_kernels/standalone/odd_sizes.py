@@ -33,7 +33,6 @@ from swiglu_kernels.ops.gate.operation import forward_launch as silu_mul_forward
 from swiglu_kernels.ops.gate.unsloth import backward_launch as unsloth_backward
 from swiglu_kernels.ops.gate.unsloth import forward_launch as unsloth_forward
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed
-from swiglu_kernels.ops.glu.definition import swiglu_glu as definition
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, recompute_launch
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
@@ -141,7 +140,9 @@ def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tenso
     zero = torch.zeros_like(identity)
     both = torch.cat((gate, up), 1)
     w_gate, w_up = torch.cat((identity, zero), 1), torch.cat((zero, identity), 1)
-    return definition(both, w_gate, w_up, alpha=formula.alpha, limit=formula.limit, up_offset=formula.up_offset)
+    return reference.swiglu_glu(
+        both, w_gate, w_up, alpha=formula.alpha, limit=formula.limit, up_offset=formula.up_offset
+    )
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ class AuditBench:
         return CheckReport(verdict=outcome.verdict.value, reason=outcome.reason[:MOST_REASON])
 
     def forget(self) -> None:
-        """Nothing is kept between checks."""
+        """Do nothing: no state is kept between checks."""
 
 
 def checks_of(scope: Scope, only: Sequence[str] = ()) -> list[Check]:

@@ -43,17 +43,17 @@ PASSED = CheckOutcome(AuditVerdict.PASS)
 
 
 def failed(reason: str) -> CheckOutcome:
-    """It ran and did not do what was asked."""
+    """The implementation ran and did not do what was asked."""
     return CheckOutcome(AuditVerdict.FAIL, reason)
 
 
 def unsupported(reason: str) -> CheckOutcome:
-    """It does not offer this."""
+    """The implementation does not offer what was asked."""
     return CheckOutcome(AuditVerdict.UNSUPPORTED, reason)
 
 
 def not_run(reason: str) -> CheckOutcome:
-    """It cannot be asked here."""
+    """The check cannot be made here."""
     return CheckOutcome(AuditVerdict.NOT_RUN, reason)
 
 
@@ -65,7 +65,7 @@ class Inputs:
     upstream: Tensor
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with other activations; of experts, with another x."""
+        """These inputs with changed activations; of experts, with a changed x."""
         first, *rest = (value.clone() for value in self.activations)
         routing = [value for value in rest if not value.is_floating_point()]
         return Inputs([change(first), *(rest if routing else map(change, rest))], self.upstream)
@@ -73,7 +73,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is audited, where, and in which dtype unless a check has its own."""
+    """The implementation that is audited, its scope and device, and the dtype of checks that have none of their own."""
 
     implementation: Implementation
     scope: Scope
@@ -98,7 +98,7 @@ class Subject:
         return Built(self.implementation, problem)
 
     def wrapped(self, around: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> Subject:
-        """The same implementation with something put around its forward."""
+        """This implementation with `around` applied to its forward."""
         build = self.implementation.build
 
         def build_wrapped(problem: Problem) -> Step:
@@ -140,7 +140,7 @@ def judge_on(problem: Problem, inputs: Inputs, produced: Produced) -> CheckOutco
 
 
 def judge_beside(problem: Problem, inputs: Inputs, produced: Produced, expected: Produced) -> CheckOutcome:
-    """The same beside the results `expected` of eager, in its dtypes."""
+    """The verdict on results beside the results `expected` of eager, in its dtypes."""
     truth = compute_truth(problem, inputs.activations, inputs.upstream)
 
     def judge(name: str, value: Tensor | None) -> TensorCheck:

@@ -71,7 +71,7 @@ SLOW_TIMES = 4
     offers=("bias", "limit"),
 )
 def slow(problem: Problem) -> Step:
-    """Right, and looks like a cheat: its turns take much longer than eager's, as its samples say."""
+    """A correct implementation that looks like a cheat: its turns take much longer than eager's."""
     step = pytorch.eager.build(problem)
 
     def forward(*given: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Trial:
 
 
 def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
-    """Sizes evenly over orders of magnitude, everything else by lot."""
+    """Draw sizes evenly over orders of magnitude, and everything else at random."""
     hidden, intermediate, tokens = (round(most ** source.random()) for most in LARGEST[device_type])
     scope, dtype, precision = source.choice(list(Scope)), source.choice(list(Dtype)), Precision.UNQUANTISED
     if scope is not Scope.ACTIVATION and source.random() < QUANTISED:
@@ -133,7 +133,7 @@ def run_alarms(
     count: int,
     tell: Callable[[str, float], None],
 ) -> Iterator[Trial]:
-    """Every available implementation at `count` random cases that it can be asked for."""
+    """Verify every available implementation at `count` random cases; a few of these are timed as well."""
     source, this = random.Random(seed), describe(device)
     here = [entry for entry in implementations if not cannot_run(entry, device)]
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
@@ -192,7 +192,7 @@ def _few(asked: Sequence[Implementation], baseline: str, source: random.Random) 
 
 
 def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: Drawn) -> Extras:
-    """A limit that is near no value: at the bound the gradient jumps, and rounding decides."""
+    """Choose a limit that is near no value: at the bound the gradient jumps, and rounding decides."""
     if extras.limit is None:
         return extras
     plain = make_problem(case, device, seed=drawn.weights)

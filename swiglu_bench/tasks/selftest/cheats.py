@@ -28,18 +28,16 @@ from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import compute_truth
 from swiglu_bench.measure import clock as clocks
 from swiglu_bench.tasks.selftest.specimen import (
+    CHECKED_CALLS,
     Build,
     Differentiable,
     Forward,
     Gradients,
     Specimen,
-    by_change,
-    by_forward,
-    by_gradients,
-    by_later_forward,
     by_number,
     gate_gradients,
     glu,
+    right_at_first,
     right_backward,
     right_forward,
     table,
@@ -93,7 +91,7 @@ def _lazy(problem: Problem) -> Step:
 
 
 def _works_in_to_canonical(problem: Problem) -> Step:
-    """It is called after the clock has stopped."""
+    """`to_canonical` is called after the clock has stopped."""
     return Step(
         glu(problem).forward, dict(problem.weights),
         lambda gradients: {name: value * 1.0 for name, value in gradients.items()},
@@ -103,9 +101,9 @@ def _works_in_to_canonical(problem: Problem) -> Step:
 # Clocks and samples
 
 
-def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> Build:
-    """A correct implementation that puts `replacement(the real one)` in the place of `owner.name`."""
-    return by_change(lambda: setattr(owner, name, replacement(getattr(owner, name))))
+def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> Callable[[], None]:
+    """What puts `replacement(the real one)` in the place of `owner.name`."""
+    return lambda: setattr(owner, name, replacement(getattr(owner, name)))
 
 
 def _fast_reports(real: Any) -> Any:
@@ -148,8 +146,8 @@ def _works_while_laid_out(problem: Problem) -> Step:
 
 
 def _slow_alone(problem: Problem) -> Step:
-    """What is subtracted from a batch was measured in a batch."""
-    _samples_edited(problem)
+    """The forward's time is subtracted from a batch of backwards, and is measured in a batch of its own."""
+    _edit_samples()
 
     def forward(*given: Tensor) -> Tensor:
         if sys._getframe(3).f_code.co_name == Built.forward_to_train.__name__:
@@ -179,7 +177,7 @@ def _knows_upstream(problem: Problem) -> Step:
     return glu(problem, forward, lambda *given: ready.pop() if ready else right_backward(*given))
 
 
-_samples_edited = _replace(Workbench, "sample", _fast_reports)
+_edit_samples = _replace(Workbench, "sample", _fast_reports)
 
 
 # Answers of others
@@ -255,7 +253,7 @@ def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
 
 
 def _skips_in_graphs(problem: Problem) -> Step:
-    """A replay is free, and returns what it returned."""
+    """A replay costs nothing, and returns what it returned before."""
     last: list[Tensor] = []
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -267,7 +265,7 @@ def _skips_in_graphs(problem: Problem) -> Step:
 
 
 def _gpu_burner(problem: Problem) -> Step:
-    """The others share the GPU with it, by slices of some ms; the suite's wait for the end of all work is gone."""
+    """Other processes share the GPU with its work in slices of some ms; the suite's wait for all work is replaced."""
     stream = torch.cuda.Stream(problem.device)
     clocks.CudaClock.synchronize = lambda self: torch.cuda.current_stream().synchronize()  # type: ignore[method-assign]
 
@@ -316,20 +314,20 @@ SPECIMENS = table(
     __name__,
     _forward("lazy", "a tensor that is computed when it is looked at", ("plain tensor",), _lazy),
     _forward("background-thread", "a thread fills the output after the call has returned",
-             ("complete on return", *TRUTH), by_forward(lambda *given: _filled_later(right_forward(*given), 0.02))),
+             ("complete on return", *TRUTH), forward=lambda *given: _filled_later(right_forward(*given), 0.02)),
     Specimen("thread-gradient", "a thread fills a weight gradient after the backward has returned",
              ("complete on return", *TRUTH, "finite", "kept"),
-             by_gradients(lambda dx, dw_gate, dw_up: (dx, dw_gate, _filled_later(dw_up)))),
+             gradients=lambda dx, dw_gate, dw_up: (dx, dw_gate, _filled_later(dw_up))),
     _forward("late-thread", "after some calls, a thread fills the output after the call has returned", ("timed loop",),
-             by_later_forward(lambda *given: _filled_later(right_forward(*given)))),
+             forward=lambda *given: _filled_later(right_forward(*given)), right_calls=CHECKED_CALLS),
     Specimen("works-in-to-canonical", "leaves the weight gradients to Step.to_canonical", ("error",),
              _works_in_to_canonical),
     Specimen("patched-perf-counter", "makes Python's clock run slowly", CLOCK,
-             _replace(time, "perf_counter", lambda real: lambda: real() / SPEEDUP)),
+             change=_replace(time, "perf_counter", lambda real: lambda: real() / SPEEDUP)),
     Specimen("patched-norm", "makes every error zero", CLOCK,
-             _replace(Tensor, "norm", lambda real: lambda *given, **named: real(*given, **named) * 0 + 1)),
-    _forward("samples-edited", "makes its samples smaller before they are sent", WALL, _samples_edited),
-    _forward("messages-edited", "edits what its process sends", WALL, _replace(json, "dumps", _fast_messages)),
+             change=_replace(Tensor, "norm", lambda real: lambda *given, **named: real(*given, **named) * 0 + 1)),
+    _forward("samples-edited", "makes its samples smaller before they are sent", WALL, change=_edit_samples),
+    _forward("messages-edited", "edits what its process sends", WALL, change=_replace(json, "dumps", _fast_messages)),
     _forward("works-while-laid-out", "computes its answer when the suite lays out its inputs", WALL,
              _works_while_laid_out),
     Specimen("slow-alone", "edits its samples, and is slow where its forward is timed by itself", WALL, _slow_alone,
@@ -337,23 +335,23 @@ SPECIMENS = table(
     Specimen("knows-upstream", "computes gradients in the forward, for the upstream gradient that its caller will draw",
              ("timed loop",), _knows_upstream, mode=Mode.BACKWARD),
     _forward("known-seed", "looks up the answers to the inputs of the case's seed", TRUTH, _known_seed),
-    _forward("thief-by-gc", "finds the fp64 truth among all objects", TRUTH, by_forward(_stolen)),
-    *(_forward(name, fault, STATE, by_change(change)) for name, (fault, change) in SETTINGS.items()),
+    _forward("thief-by-gc", "finds the fp64 truth among all objects", TRUTH, forward=_stolen),
+    *(_forward(name, fault, STATE, change=change) for name, (fault, change) in SETTINGS.items()),
     _forward("setting-in-the-loop", "changes the number of threads after some calls", (*STATE, *WALL),
              by_number(lambda number: _more_threads_later if number == 30 else right_forward)),
     _forward("random-numbers", "draws from the global random number generator", ("random state",),
-             by_forward(lambda x, *weights: right_forward(x, *weights) + 0 * torch.rand((), device=x.device))),
+             forward=lambda x, *weights: right_forward(x, *weights) + 0 * torch.rand((), device=x.device)),
     _forward("burning-thread", "keeps a thread busy that does nothing", ("slows others",),
-             by_change(lambda: threading.Thread(target=_burn, daemon=True).start())),
+             change=lambda: threading.Thread(target=_burn, daemon=True).start()),
     _forward("burning-child", "starts a process that is busy and leaves its group", ("slows others",),
-             by_change(_burning_child)),
+             change=_burning_child),
     _on_gpu("side-stream-not-joined", "forks a stream and never joins it", ("complete on return", *WALL),
             lambda problem: glu(problem, _not_joined(problem, SLOW_CYCLES))),
     _on_gpu("side-stream-later", "after some calls it works on a stream that is never joined",
             ("timed loop", *WALL, "complete on return"),
-            lambda problem: by_later_forward(_not_joined(problem))(problem)),
+            lambda problem: glu(problem, right_at_first(_not_joined(problem)))),
     _on_gpu("patched-elapsed-time", "makes the GPU's events run slowly", CLOCK,
-            _replace(torch.cuda.Event, "elapsed_time", lambda real: lambda self, end: real(self, end) / 100),
+            change=_replace(torch.cuda.Event, "elapsed_time", lambda real: lambda self, end: real(self, end) / 100),
             mode=Mode.STEP),
     _on_gpu("skips-in-graphs", "does nothing while a CUDA graph is recorded", ("graph replay",), _skips_in_graphs,
             mode=Mode.STEP, task="verify"),

@@ -19,14 +19,11 @@ from swiglu_bench.tasks.selftest.specimen import (
     Differentiable,
     Gradients,
     Specimen,
-    by_backward,
-    by_forward,
-    by_inputs,
-    by_later_forward,
     glu,
     right_backward,
     right_forward,
     table,
+    with_inputs,
     with_memory,
 )
 
@@ -65,7 +62,7 @@ def _one_buffer(after: int) -> Build:
 
 
 def _weight_changed(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-    """By one element in its last place: no tolerance sees it in the output."""
+    """One element changes in its last place: no tolerance sees it in the output."""
     out = right_forward(x, w_gate, w_up)
     w_up.detach()[0, 0].nextafter_(w_up.new_tensor(9.0))
     return out
@@ -123,11 +120,11 @@ def _zeros_unless_all(dz: Tensor, *saved: Tensor) -> Any:
 
 
 def _stale_weights(rows: int) -> Build:
-    """Packs the weights once, where they have more rows than that."""
+    """Weights that are packed once, where they have more than `rows` rows."""
 
     def build(problem: Problem) -> Step:
         packed = [value.detach().clone() for value in problem.weights.values()]
-        return by_inputs(lambda x, *weights: (x, *(packed if len(packed[0]) > rows else weights)))(problem)
+        return with_inputs(problem, lambda x, *weights: (x, *(packed if len(packed[0]) > rows else weights)))
 
     return build
 
@@ -141,7 +138,7 @@ def _packed_by_shape(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 
 def _without_strides(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """A pointer and no strides."""
+    """A kernel that is given a pointer and no strides."""
     return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()), *weights
 
 
@@ -169,17 +166,17 @@ SPECIMENS = table(
     _forward("cached-by-rounded-content", "remembers its answers by the rounded mean of the input", NEW_INPUTS,
              _remembering(lambda x: round(x.float().mean().item()))),
     Specimen("right-once", "zeros after the first call", NEW_INPUTS,
-             by_later_forward(lambda *given: right_forward(*given) * 0, calls=2)),
+             forward=lambda *given: right_forward(*given) * 0, right_calls=1),
     _forward("found-in-memory", "after some calls it returns memory as it finds it", LOOP,
-             by_later_forward(lambda x, w_gate, w_up: x.new_empty(x.shape[0], w_gate.shape[0]))),
+             forward=lambda x, w_gate, w_up: x.new_empty(x.shape[0], w_gate.shape[0]), right_calls=CHECKED_CALLS),
     Specimen("one-buffer", "every call returns the same memory", KEPT, _one_buffer(after=0)),
     _forward("one-buffer-later", "after some calls, every call returns the same memory", KEPT,
              _one_buffer(after=CHECKED_CALLS)),
     _forward("output-over-input", "writes its output over gate", ("aliasing", *INPUTS),
-             lambda _: Step(lambda gate, up: gate.copy_(silu(gate) * up)), Scope.ACTIVATION),
-    Specimen("weights-changed", "leaves a weight otherwise than it found it", INPUTS, by_forward(_weight_changed)),
+             lambda _: Step(lambda gate, up: gate.copy_(silu(gate) * up)), scope=Scope.ACTIVATION),
+    Specimen("weights-changed", "leaves a weight otherwise than it found it", INPUTS, forward=_weight_changed),
     _forward("weights-changed-later", "after some calls it rounds a weight", (*INPUTS, *LOOP),
-             by_later_forward(_weight_rounded)),
+             forward=_weight_rounded, right_calls=CHECKED_CALLS),
     Specimen("input-changed", "scales x and does not scale it back", INPUTS, _input_changed),
     Specimen("shared-workspace", "two calls share the memory in which they save x", USE,
              with_memory(_saving_in, lambda saved, dz, _, *weights: right_backward(dz, saved["x"], *weights))),
@@ -187,16 +184,16 @@ SPECIMENS = table(
              _inference_overwrites),
     Specimen("assigned-gradients", "assigns weight gradients instead of adding them", USE, _assigned_gradients),
     Specimen("needs-every-gradient", "returns zeros where one of its inputs needs no gradient", USE,
-             by_backward(_zeros_unless_all)),
+             backward=_zeros_unless_all),
     Specimen("stale-weights", "packs its weights once", USE, _stale_weights(rows=0)),
     Specimen("stale-when-large", "packs its weights once, where they are many", USE, _stale_weights(rows=LARGE),
              task="verify"),
-    Specimen("weights-by-shape", "keeps packed weights by their shape", USE, by_inputs(_packed_by_shape)),
+    Specimen("weights-by-shape", "keeps packed weights by their shape", USE, inputs=_packed_by_shape),
     Specimen("overflows-when-large", "bounds the gate at 20, where tokens are many", USE,
-             by_forward(_overflows_when_large), task="verify"),
+             forward=_overflows_when_large, task="verify"),
     Specimen("first-batch-only", "computes the first sequence of a batch for all", USE,
-             by_forward(lambda x, *weights: right_forward(x if x.dim() == 2 else x[:1].expand_as(x), *weights))),
-    Specimen("ignores-strides", "reads its input as if it were contiguous", USE, by_inputs(_without_strides)),
+             forward=lambda x, *weights: right_forward(x if x.dim() == 2 else x[:1].expand_as(x), *weights)),
+    Specimen("ignores-strides", "reads its input as if it were contiguous", USE, inputs=_without_strides),
     Specimen("one-number-of-tokens", "leaves out the last token where there are more or fewer than at first", USE,
              with_memory(_one_number_of_tokens)),
 )  # fmt: skip

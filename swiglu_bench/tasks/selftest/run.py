@@ -66,7 +66,7 @@ class Catch:
 
     @property
     def caught(self) -> bool:
-        """Whether one of the checks caught it that must."""
+        """Whether a check that must catch it did."""
         return bool(set(self.checks) & set(self.specimen.caught_by))
 
 
@@ -101,7 +101,7 @@ def case_of(specimen: Specimen, device_type: str) -> Case:
 def run_specimens(
     device: torch.device, this: machine.Machine, tell: Callable[[str], None], specimens: Sequence[Specimen]
 ) -> Iterator[Catch]:
-    """Every specimen through the code of a sweep or an audit, beside eager, whose answer it could take."""
+    """Send every specimen through the code of a sweep or an audit, beside eager, whose answer it could take."""
 
     def place(specimen: Specimen) -> tuple[str, str]:
         return specimen.task, str(case_of(specimen, device.type))

@@ -1,14 +1,13 @@
 """A wrong or cheating implementation as data: what is wrong with it, where it shows, and which checks must catch it.
 
-Below the class are the parts that most specimens are made of: a correct forward and backward, and functions that make
-a build function out of an incorrect one.
+Before the class are the parts that specimens are made of: a correct forward and backward, and what changes them.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,42 +28,6 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 """dx, dw_gate and dw_up."""
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor], Gradients]
 """The upstream gradient, x, w_gate and w_up to the gradients."""
-
-
-@dataclass(frozen=True)
-class Specimen:
-    """A wrong implementation, the case that it is sent through, and the checks that must catch it."""
-
-    name: str
-    fault: str
-    """What is wrong with it."""
-    caught_by: tuple[str, ...]
-    """At least one of these checks must catch it: of `record.FAULTS`, or of the audit for the task "audit"."""
-    build: Build
-    scope: Scope = Scope.GLU
-    dtype: Dtype = Dtype.FLOAT32
-    mode: Mode = Mode.STEP
-    task: str = "time"
-    """The part of the suite that has to catch it: time, verify or audit."""
-    needs_gpu: bool = False
-    tokens: int | None = None
-    """The tokens of its case, where the usual number would not show the fault."""
-    precision: Precision = Precision.UNQUANTISED
-    source: str = ""
-    """The module whose table holds it; its process finds it there."""
-
-    @property
-    def implementation(self) -> Implementation:
-        """The contender that is sent through the suite."""
-        return Implementation(
-            self.name, self.fault, frozenset({self.scope}), self.build, source=self.source,
-            precisions=frozenset({self.precision}),
-        )  # fmt: skip
-
-
-def table(source: str, *specimens: Specimen) -> dict[str, Specimen]:
-    """Specimens of a module by name."""
-    return {specimen.name: replace(specimen, source=source) for specimen in specimens}
 
 
 def right_forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -106,36 +69,17 @@ def glu(problem: Problem, forward: Forward = right_forward, backward: Backward =
     return Step(lambda x: Differentiable.apply(forward, backward, x, weights["w_gate"], weights["w_up"]))
 
 
-def by_forward(forward: Forward) -> Build:
-    """A wrong forward with the correct backward."""
-    return lambda problem: glu(problem, forward)
-
-
-def by_backward(backward: Backward) -> Build:
-    """The correct forward with a wrong backward."""
-    return lambda problem: glu(problem, backward=backward)
-
-
-def by_gradients(change: Callable[[Tensor, Tensor, Tensor], Gradients]) -> Build:
-    """A backward that returns what `change` makes of the correct dx, dw_gate and dw_up."""
-    return by_backward(lambda *given: change(*right_backward(*given)))
-
-
-def by_inputs(change: Callable[..., Iterable[Tensor]]) -> Build:
+def with_inputs(problem: Problem, change: Callable[..., Iterable[Tensor]]) -> Step:
     """The correct forward and backward of other values than they were given: what `change` makes of x and weights."""
-    return lambda problem: glu(
+    return glu(
         problem, lambda *given: right_forward(*change(*given)), lambda dz, *saved: right_backward(dz, *change(*saved))
     )
 
 
-def by_change(change: Callable[[], object]) -> Build:
-    """A correct implementation whose build changes something that is not its own."""
-
-    def build(problem: Problem) -> Step:
-        change()
-        return glu(problem)
-
-    return build
+def right_at_first(forward: Forward, calls: int = CHECKED_CALLS) -> Forward:
+    """The correct forward in the first calls, for as long as it is checked, and `forward` from then on."""
+    number = itertools.count(1)
+    return lambda *given: (right_forward if next(number) <= calls else forward)(*given)
 
 
 def with_memory(forward: Callable[..., Tensor], backward: Callable[..., Gradients] | None = None) -> Build:
@@ -149,7 +93,7 @@ def with_memory(forward: Callable[..., Tensor], backward: Callable[..., Gradient
 
 
 def by_number(forward_of: Callable[[int], Forward]) -> Build:
-    """The forward of each call follows from its number, which begins with 1."""
+    """A forward that depends on the number of the call, which begins with 1."""
 
     def build(problem: Problem) -> Step:
         number = itertools.count(1)
@@ -158,6 +102,59 @@ def by_number(forward_of: Callable[[int], Forward]) -> Build:
     return build
 
 
-def by_later_forward(forward: Forward, calls: int = CHECKED_CALLS) -> Build:
-    """Correct in the first calls, for as long as it is checked, and `forward` from call number `calls` on."""
-    return by_number(lambda number: right_forward if number < calls else forward)
+@dataclass(frozen=True)
+class Specimen:
+    """A wrong implementation, the case that it is sent through, and the checks that must catch it."""
+
+    name: str
+    fault: str
+    """What is wrong with it."""
+    caught_by: tuple[str, ...]
+    """At least one of these checks must catch it: of `record.FAULTS`, or of the audit for the task "audit"."""
+    build: Build | None = None
+    """Builds it, unless the next fields say what is wrong with it."""
+    forward: Forward = right_forward
+    backward: Backward = right_backward
+    gradients: Callable[[Tensor, Tensor, Tensor], Gradients] | None = None
+    """What the backward makes of the correct dx, dw_gate and dw_up."""
+    inputs: Callable[..., Iterable[Tensor]] | None = None
+    """What both compute with in the place of x, w_gate and w_up."""
+    change: Callable[[], object] | None = None
+    """What the build changes that is not its own."""
+    right_calls: int = 0
+    """How many calls `forward` lets pass before it is wrong."""
+    _: KW_ONLY
+    scope: Scope = Scope.GLU
+    dtype: Dtype = Dtype.FLOAT32
+    mode: Mode = Mode.STEP
+    task: str = "time"
+    """The part of the suite that has to catch it: time, verify or audit."""
+    needs_gpu: bool = False
+    tokens: int | None = None
+    """The tokens of its case, where the usual number would not show the fault."""
+    precision: Precision = Precision.UNQUANTISED
+    source: str = ""
+    """The module whose table holds it; its process finds it there."""
+
+    @property
+    def implementation(self) -> Implementation:
+        """The contender that is sent through the suite."""
+        return Implementation(
+            self.name, self.fault, frozenset({self.scope}), self.build or self._by_fields, source=self.source,
+            precisions=frozenset({self.precision}),
+        )  # fmt: skip
+
+    def _by_fields(self, problem: Problem) -> Step:
+        forward, backward, inputs, gradients = self.forward, self.backward, self.inputs, self.gradients
+        if self.change:
+            self.change()
+        if inputs:
+            return with_inputs(problem, inputs)
+        if gradients:
+            return glu(problem, backward=lambda *given: gradients(*right_backward(*given)))
+        return glu(problem, right_at_first(forward, self.right_calls) if self.right_calls else forward, backward)
+
+
+def table(source: str, *specimens: Specimen) -> dict[str, Specimen]:
+    """The specimens of the module `source`, by name."""
+    return {specimen.name: replace(specimen, source=source) for specimen in specimens}

@@ -116,7 +116,7 @@ class RankCourt:
         self.clock, self.machine = group.clock(), machine.describe(group.device)
         self.machines: list[dict[str, Any]] = group.gather(self.machine.as_dict())
         """Of all ranks."""
-        self._known = {declared.name: registry.find(declared) for declared in plan.everybody}
+        self.known = {declared.name: registry.find(declared) for declared in plan.everybody}
         self._whose = ""
         self._ceilings: dict[Any, float | None] = {}
         self._bare: dict[bool, Callable[[], None]] = {}
@@ -138,7 +138,7 @@ class RankCourt:
     @property
     def judge(self) -> JudgeBench:
         """All ranks' judges of the case."""
-        return cast(JudgeBench, self._judges)
+        return cast(JudgeBench, self.judges)
 
     def run(self, action: Callable[[], Any], whose: str) -> list[Any]:
         """What all ranks return; raises ContenderFailed and ranks.GroupLost. `whose` code runs is told before."""
@@ -157,7 +157,7 @@ class RankCourt:
 
         def take_up() -> None:
             self._case = case
-            self._judges = RankJudge(self.group, case, drawn, self.own)
+            self.judges = RankJudge(self.group, case, drawn, self.own)
 
         self.own(take_up)
         return drawn
@@ -165,7 +165,7 @@ class RankCourt:
     def end(self) -> None:
         """Let go of the case."""
         self._bare.clear()
-        self.__dict__.pop("_judges", None)
+        self.__dict__.pop("judges", None)
         forget_compiled()
         gc.collect()
         if torch.cuda.is_initialized():
@@ -173,7 +173,7 @@ class RankCourt:
 
     def why_not(self, case: Case, name: str, way: bool) -> str:
         """Why an implementation takes no part, in one sentence, or "" if it does; of this rank."""
-        known, device = self._known[name], self.group.device
+        known, device = self.known[name], self.group.device
         if large := policy.too_large(self.settings, case, machine.free_memory_bytes(device)):
             return f"One GPU runs the case whole. {large}"
         if case.shape.experts and known.backend == "inductor":
@@ -182,33 +182,6 @@ class RankCourt:
             return "It yields no weight gradients, which a step has."
         refusal = split.why_no_async(device.type, way) if known.name == ASYNC else None
         return refusal or policy.inapplicable(self.settings, self.machine, local(case, self.group.size), known) or ""
-
-    def build(self, name: str, implementation: str, kind: Splitting) -> BuildReport:
-        """Build on this rank: split one way, without collectives, or whole."""
-        known, whole, part = self._known[implementation], self._judges.whole, self._judges.split.problem
-        desk, tokens, by_tokens = Desk(whole), self._case.tokens, kind is True
-        if kind == SINGLE:
-            part = whole
-        elif kind != LOCAL:
-            known = split.split(known, self.group.mesh, whole, bool(kind))
-        elif whole.case.shape.experts:
-            known = dataclasses.replace(known, build=partial(split.without_exchanges, known=known))
-            by_tokens = True
-        if by_tokens:
-            desk, tokens = PartOfTokens(whole, self.group), tokens // self.group.size
-        seat = self._judges.seats[name] = Seat(self.settings, known, self.clock, kind)
-        try:
-            return seat.take_up(part, desk, tokens)
-        finally:
-            seat.conduct()  # puts back what is not its own
-
-    def answer(self, name: str, method: str, arguments: tuple[Any, ...]) -> Any:
-        """A contender's answer on this rank."""
-        seat = cast(Seat, self._judges.seats[name])
-        try:
-            return getattr(seat, method)(*arguments)
-        finally:
-            seat.conduct()
 
     def take_collectives(self, way: bool, number: int, lead_us: float) -> Sample:
         """Time the bare collectives of a call of the case once."""
@@ -256,21 +229,45 @@ class RankContender:
         """As Contender has it."""
         if method == "deliver_weights":  # each rank's judge has them
             return cast(R, CallReport(delivered=[], faults={}, conduct={}))
-        name = self.implementation.name
-        action: Callable[[], Any] = partial(self._court.answer, self.name, method, arguments)
-        if method == "build":  # the case has begun on all ranks
-            action = partial(self._court.build, self.name, name, self.kind)
-        found: R = merged(self._court.run(action, name))
+        action = self._build if method == "build" else partial(self._answer, method, arguments)  # the case has begun
+        found: R = merged(self._court.run(action, self.implementation.name))
         return found
 
     def tell(self, method: str, *arguments: Any) -> str:
         """As Contender has it."""
         if method != "open_letterbox":  # each rank's judge has its own
-            self._court.run(partial(self._court.answer, self.name, method, arguments), self.implementation.name)
+            self._court.run(partial(self._answer, method, arguments), self.implementation.name)
         return ""
 
     def end(self) -> None:
         """It ends with the case."""
+
+    def _build(self) -> BuildReport:
+        """Build on this rank: split one way, without collectives, or whole."""
+        court, kind = self._court, self.kind
+        known, whole, part = court.known[self.implementation.name], court.judges.whole, court.judges.split.problem
+        desk, tokens, by_tokens = Desk(whole), whole.case.tokens, kind is True
+        if kind == SINGLE:
+            part = whole
+        elif kind != LOCAL:
+            known = split.split(known, court.group.mesh, whole, bool(kind))
+        elif whole.case.shape.experts:
+            known = dataclasses.replace(known, build=partial(split.without_exchanges, known=known))
+            by_tokens = True
+        if by_tokens:
+            desk, tokens = PartOfTokens(whole, court.group), tokens // court.group.size
+        self._seat = court.judges.seats[self.name] = Seat(court.settings, known, court.clock, kind)
+        try:
+            return self._seat.take_up(part, desk, tokens)
+        finally:
+            self._seat.conduct()  # puts back what is not its own
+
+    def _answer(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Its answer on this rank."""
+        try:
+            return getattr(self._seat, method)(*arguments)
+        finally:
+            self._seat.conduct()
 
 
 class RankRoundJudge(RoundJudge):

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,12 @@ from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
 from swiglu_bench.options import WandbOptions
+from swiglu_bench.outlets import Files, Outlets
 from swiglu_bench.request import INTERRUPTED
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Record, Status, row_of
 from swiglu_bench.show import documents, tables
 from swiglu_bench.show.console import Bar
-from swiglu_bench.show.csv_file import CsvFile
-from swiglu_bench.show.table import nothing_done
-from swiglu_bench.show.wandb_run import WandbRun
 from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
 from swiglu_bench.tasks.tp.plan import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitPlan, fill, key
 from swiglu_bench.worker import policy
@@ -280,22 +277,16 @@ def _sound(row: Record) -> bool:
 # Where the rows go
 
 
-class TpRun:
-    """Takes rows as they come: into files, to W&B, onto the screen. `options` are for run.json."""
+class TpRun(Outlets):
+    """Takes rows as they come. `options` are for run.json."""
 
     def __init__(
         self, this: Machine, settings: Settings, options: dict[str, Any], console: Console, quiet: bool
     ) -> None:
-        self.this, self.console, self.quiet = this, console, quiet
+        about = {"command": settings.command, "run_id": settings.run_id, "settings": options, "groups": {}}
+        super().__init__(this, about, console)
+        self.quiet = quiet
         self.rows: list[Record] = []
-        self.about: dict[str, Any] = {
-            "command": settings.command, "run_id": settings.run_id, "settings": options, "machine": this.as_dict(),
-            "groups": {},
-        }  # fmt: skip
-        self._stack = ExitStack()
-        self._folder: Path | None = None
-        self._files: CsvFile | None = None
-        self._wandb: WandbRun | None = None
         self._lost = False
         self._bar = Bar(self.console, doing="starting ranks", quiet=self.quiet)
         self._done = 0
@@ -305,49 +296,41 @@ class TpRun:
         self._fatal: set[str] = set()
         """Implementations that ended a group at the case that is to come again."""
 
-    def open(self, options: WandbOptions, folder: Path | None, total: int) -> None:
+    def begin(self, options: WandbOptions, csv: bool, out: Path | None, total: int) -> None:
         """Open what takes rows; `total` cases are to come, over all groups. Raises BadInput."""
-        if folder:
-            run_folder.create_folder(folder)
-            self.about |= _earlier(folder)
-            self._files = self._stack.enter_context(closing(CsvFile(folder, self.warn, "tp")))
-            self._stack.enter_context(locks.folder(folder, self.about["command"]))
-            run_folder.write_run_file(folder, self.about)
-            self._folder = folder
-        if options.log_wandb:
-            made = output.wandb_run(options, "tp", self.this.slug, self.about, folder, self.warn)
-            self._wandb = self._stack.enter_context(closing(made))
+        self.open("tp", Files(out, "tp", "tp", _earlier) if csv else None, options)
         self._bar.update(self._bar.tasks[0].id, total=total)
 
     def spawn(self, plan: SplitPlan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
         """Let groups of processes on this machine work on the plan, one size after the other; the exit status."""
         interrupted = False
-        with self._stack:
-            self._stack.enter_context(self._bar)
+        with self:
+            self.enter_context(self._bar)
             try:
                 for number in range(max(sizes) if settings.device.type == "cuda" else 0):
                     gpu = torch.device("cuda", number)
-                    self._stack.enter_context(locks.device(gpu, self.about["command"], wait, self.say))
-                logs = self._stack.enter_context(output.logs(self._folder, lambda: self._lost))
+                    self.enter_context(locks.device(gpu, self.about["command"], wait, self.say))
+                logs = self.enter_context(output.logs(self.folder, lambda: self._lost))
                 for size in sizes:
-                    self._one_size(self._fitting(plan, size, settings), size, settings, logs)
+                    self._size = size
+                    self._with_groups(self._fitting(plan, size, settings), size, settings, logs)
             except KeyboardInterrupt:
                 interrupted = True
             except DoesNotEnd as error:
                 self._lost = True
                 self.warn(f"{error} The run ends here.")
-            self._conclude(plan)
+            nothing = self._conclude(plan)
         if interrupted:
             self.say("Interrupted: finished rows were kept.", "yellow")
             return INTERRUPTED
-        return self._ended(plan)
+        return self.status or int(nothing)
 
     def join(self, plan: SplitPlan, settings: Settings, rank: int, size: int) -> int:
         """Be one of the ranks that torchrun started; rank 0 takes the rows. The exit status."""
         self._size = size
-        with self._stack:
-            self._stack.enter_context(self._bar)
-            self._stack.enter_context(locks.device(settings.device, self.about["command"], False, self.say))
+        with self:
+            self.enter_context(self._bar)
+            self.enter_context(locks.device(settings.device, self.about["command"], False, self.say))
             try:
                 take_part(self.hear if rank == 0 else lambda kind, value: None, plan, settings)
             except GroupLost as loss:
@@ -357,9 +340,8 @@ class TpRun:
             finally:
                 if torch.distributed.is_initialized():
                     torch.distributed.destroy_process_group()
-            if rank == 0:
-                self._conclude(plan)
-        return self._ended(plan) if rank == 0 else self.status
+            nothing = rank == 0 and self._conclude(plan)
+        return self.status or int(nothing)
 
     def hear(self, kind: str, value: Any) -> None:
         """What rank 0 sends."""
@@ -374,15 +356,7 @@ class TpRun:
             ranks = [{"rank": number, "host": of["host"], "device": of["device"]} for number, of in enumerate(value)]
             hosts = {of["host"]: of for of in reversed(value)}
             self.about["groups"][str(len(value))] = {"ranks": ranks, "hosts": hosts}
-            if self._folder:
-                run_folder.write_run_file(self._folder, self.about)
-
-    def _ended(self, plan: SplitPlan) -> int:
-        """The exit status at the end: that no row that was asked for is ok is a failure, too."""
-        nothing = nothing_done([row for row in self.rows if row.implementation in plan.asked], "timed")
-        if nothing:
-            self.warn(nothing)
-        return self.status or int(bool(nothing))
+            self.describe()
 
     def _take(self, rows: Sequence[Record]) -> None:
         """The rows of a case."""
@@ -394,10 +368,10 @@ class TpRun:
         self._done += 1
         self._bar.tell("", self._done)
         for row in rows:
-            if self._files:
-                self._files.write(row)
-            if self._wandb:
-                self._wandb.write(row)
+            if self.files:
+                self.files.write(row)
+            if self.wandb:
+                self.wandb.write(row)
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
                 self.say(tables.tp_line(row))
 
@@ -406,28 +380,16 @@ class TpRun:
         """The exit status so far."""
         return int(self._lost or any(row.failed for row in self.rows))
 
-    def say(self, text: str, style: str = "") -> None:
-        """A line for people."""
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        """A line that needs attention."""
-        self.say(f"Warning: {text}", "yellow")
-
     def _fitting(self, plan: SplitPlan, size: int, settings: Settings) -> SplitPlan:
         """The plan without the cases that the machine's memory does not hold with so many ranks; these get rows."""
         large = too_large(plan.cases, size, settings)
         for case, reason in large.items():
-            rows = list(blanks(plan, case, [self.this.as_dict()] * size, size).values())
-            for row in rows:
-                row.end(Status.SKIPPED, reason)
             self.say(f"{size} ranks, {case.label}: skipped: {reason}")
-            self._take(rows)
+            self._take_none(plan, case, Status.SKIPPED, reason)
         return dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in large))
 
-    def _one_size(self, plan: SplitPlan, size: int, settings: Settings, logs: Path) -> None:
+    def _with_groups(self, plan: SplitPlan, size: int, settings: Settings, logs: Path) -> None:
         """All cases with so many ranks; a group that is lost is replaced by one without the implementation that ran."""
-        self._size = size
         while plan.cases:
             self._whose, done = "", self._done
             ranks = LocalRanks(size, take_part, (plan, settings, size), plan.timeout_s, logs)
@@ -452,22 +414,23 @@ class TpRun:
     def _give_up(self, plan: SplitPlan, done: int, size: int, loss: GroupLost) -> None:
         """No further group would fare better, or there can be none: the cases that are not done."""
         for case in plan.cases[done:]:
-            rows = list(blanks(plan, case, [self.this.as_dict()], size).values())
-            for row in rows:
-                row.end(Status.ERROR, f"The group of {size} ended: {loss}.")
-            self._take(rows)
+            self._take_none(plan, case, Status.ERROR, f"The group of {size} ended: {loss}.")
 
-    def _conclude(self, plan: SplitPlan) -> None:
+    def _take_none(self, plan: SplitPlan, case: Case, status: Status, reason: str) -> None:
+        """The rows of a case for which nothing is measured."""
+        rows = blanks(plan, case, [self.this.as_dict()], self._size).values()
+        self._take([row.end(status, reason) for row in rows])
+
+    def _conclude(self, plan: SplitPlan) -> bool:
+        """Show everything; whether nothing that was asked for was timed."""
         self._bar.stop()
         if not self.quiet:
             for table in tables.tp_tables(self.rows):
                 self.console.print(table, highlight=False)
-        if self._folder and self._files:
-            if len({row["ranks"] for row in self._files.rows()}) > 1:
-                self.say(documents.save_scaling(self._folder, plan.names))
-            self.say(f"Rows, samples and machines: {self._folder}")
-        if self._wandb and self._wandb.url_or_path:
-            self.say(f"W&B: {self._wandb.place}")
+        if self.folder and self.files and len({row["ranks"] for row in self.files.rows()}) > 1:
+            self.say(documents.save_scaling(self.folder, plan.names))
+        asked = [row for row in self.rows if row.implementation in plan.asked]
+        return self.end("Rows, samples and machines", asked, "timed")
 
 
 def _earlier(folder: Path) -> dict[str, Any]:

@@ -154,8 +154,3 @@ def test_a_forward_s_tile_is_no_configuration_of_another_kernel() -> None:
 
 def test_buckets_are_powers_of_two() -> None:
     assert [bucket(size) for size in (0, 1, 2, 3, 64, 65, 2**20)] == [1, 1, 2, 4, 64, 128, 2**20]
-
-
-def test_a_choice_reads_well() -> None:
-    assert str(Choice("portable", Tile(16, 32, 128, warps=4, stages=3))) == "16x32x128 4w 3s g16"
-    assert str(Choice("ping-pong", hopper_forward.TILE)) == "ping-pong 128x96x64 4w 5s g16"

@@ -49,14 +49,6 @@ def test_every_choice_is_a_legal_tile_that_fits_in_shared_memory(capability, dty
             assert stage * (tile.stages - 1) <= limit, tile
 
 
-def test_unaligned_operands_take_smaller_tiles():
-    aligned = recompute_tile(8192, torch.bfloat16, (9, 0), True)
-    unaligned = recompute_tile(8192, torch.bfloat16, (9, 0), False)
-    assert unaligned.rows * unaligned.columns < aligned.rows * aligned.columns
-    assert forward_tile(1, 7168, 2048, torch.bfloat16, (9, 0), False, 132).parts == 1
-    assert forward_tile(1, 7168, 2048, torch.float32, (9, 0), True, 132).parts == 1
-
-
 @pytest.mark.parametrize(
     ("tokens", "hidden", "intermediate", "sizes"),
     [

@@ -334,19 +334,6 @@ def test_codes_are_kept_until_a_weight_changes(kind, recipe, monkeypatch):
     assert module(x).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"precision": "fp8"}, "precision: expected one of 'bf16', 'fp8-rowwise', 'fp8-blockwise'"),
-        ({"weight_grad": "fp8"}, "weight_grad: expected one of 'triton'"),
-        ({"precision": "fp8-rowwise", "input_grad": "torch"}, "input_grad: expected one of 'auto'"),
-    ],
-)
-def test_options_of_modules(options, words):
-    with pytest.raises(ValueError, match=words):
-        FusedSwiGLUMLP(80, 144, device="meta", **options)
-
-
 class LlamaMLP(torch.nn.Module):
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()

@@ -115,20 +115,6 @@ def test_a_tuned_choice_is_used(monkeypatch: pytest.MonkeyPatch, tuned: Choice, 
     assert by_torch(x, weight, stored=False) is (tuned == BY_TORCH)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "expected"),
-    [(256, 3032, 11848, "triton"), (257, 3032, 11848, "torch"), (2, 6600, 11944, "torch"), (1, 6600, 11944, "triton")],
-)
-def test_who_makes_the_gradients_of_weights(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: str
-) -> None:
-    monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
-    monkeypatch.setattr(here, "hopper_multiprocessors", lambda *_: 132)
-    monkeypatch.setattr(shared, "why_off", lambda *_: None)
-    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
-    assert glu_choice.resolve("auto", "auto", "auto", x, intermediate)[0] == expected
-
-
 MEASURED = Path(__file__).parents[4] / "results" / "nvidia-h200" / "ragged.csv"
 
 

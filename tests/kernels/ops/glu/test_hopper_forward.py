@@ -59,21 +59,6 @@ def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("tokens", "intermediate", "columns", "storing"),
-    [
-        (8192, 11008, 96, 96),  # 56 waves of 96, 61 of 88, 67 of 80
-        (1024, 14336, 88, 80),  # 10 waves of 96 or 88, 11 of 80, 14 of 64
-        (512, 11008, 88, 88),  # 4 waves of 96 or 88, 5 of 80
-        (640, 11008, 72, 88),  # 5 waves of 96 or 88, 6 of 80 or 72, 7 of 64
-        (4096, 2048, 64, 64),  # 6 waves of 96, 7 of 80, 8 of 64
-    ],
-)
-def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, storing: int) -> None:
-    assert hopper_forward.tile_for(tokens, intermediate, 132, False).columns == columns
-    assert hopper_forward.tile_for(tokens, intermediate, 132, True).columns == storing
-
-
-@pytest.mark.parametrize(
     ("tokens", "intermediate", "columns", "codes"),
     [
         (8192, 11008, 96, True),  # 56 waves of 96, 42 of 128, 84 of 64: as many columns

@@ -10,7 +10,6 @@ from swiglu_kernels.ops.glu import choice as glu_choice
 from swiglu_kernels.ops.glu import hopper_products
 from swiglu_kernels.ops.glu.hopper_products import LEAST_GATE_ELEMENTS, LEAST_GATE_TOKENS
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.ops.mlp import choice as mlp_choice
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.tiles import here
 
@@ -108,35 +107,6 @@ def test_auto_takes_them_where_they_are_faster(monkeypatch, tokens, hidden, dtyp
     x = torch.empty(tokens, hidden, dtype=dtype, device="meta")
     assert glu_choice.resolve("auto", "auto", "auto", x, 11008) == expected
     assert glu_choice.resolve("auto", "auto", "auto", x, 11008, chunk_tokens=128)[1] == "input"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "by_hand"),
-    [
-        (5309, 4096, 14336, False),  # 91%
-        (4096, 2880, 2880, True),  # 91% as well
-        (2745, 2048, 768, True),  # 87%, but a short sum
-        (550, 2048, 768, False),
-    ],
-)
-def test_a_sum_by_hand_has_to_fill_its_waves(tokens: int, hidden: int, intermediate: int, by_hand: bool) -> None:
-    assert hopper_products.sum_fills_waves(tokens, hidden, intermediate, 132) is by_hand
-
-
-@pytest.mark.parametrize(
-    ("hidden", "intermediate", "by_torch"),
-    [(2880, 2880, True), (2048, 768, True), (2048, 1024, False), (4096, 11008, False)],  # 529 tiles are 4.007 waves
-)
-def test_auto_makes_the_gradient_of_w_down_where_it_fills_its_waves(
-    monkeypatch: pytest.MonkeyPatch, hidden: int, intermediate: int, by_torch: bool
-) -> None:
-    monkeypatch.setattr(here, "hopper_multiprocessors", lambda *_: 132)
-    monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
-    monkeypatch.setattr(shared, "why_off", lambda *_: None)
-    d_out = torch.empty(1000, hidden, dtype=torch.bfloat16, device="meta")
-    assert mlp_choice.down_weight_grad_by_torch(d_out, intermediate) is by_torch
-    monkeypatch.setattr(mlp_choice, "lookup", lambda *_: "tuned")
-    assert not mlp_choice.down_weight_grad_by_torch(d_out, intermediate)
 
 
 class TestOnHopper:

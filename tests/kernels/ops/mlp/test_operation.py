@@ -165,24 +165,6 @@ def test_gradients_do_not_depend_on_the_slices(monkeypatch, chunk, weight_grad):
     torch.testing.assert_close(torch.autograd.grad(out.sum(), inputs), whole, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "intermediate", "chunk", "expected"),
-    [
-        (8192, 11008, 1024, [1536] * 7 + [256]),  # 43 waves of 132 tiles; slices of 1408 have 47
-        (8192, 14336, 1024, [1792] * 8),  # 56, and none fewer
-        (8192, 11008, 0, [11008]),
-        (4, 11008, 1, [2816] * 3 + [2560]),
-        (0, 5, 2, [5]),
-        (3, 0, 1, [0]),
-        (3, 5, 1, [5]),
-    ],
-)
-def test_slices_are_whole_tiles(tokens, intermediate, chunk, expected):
-    slices = list(mlp._columns(tokens, intermediate, chunk, 132))
-    assert [part.stop - part.start for part in slices] == expected
-    assert [part.start for part in slices[1:]] == [part.stop for part in slices[:-1]]
-
-
 def test_dx_is_summed_over_slices_in_fp32():
     # Slices that add 1 each: a bfloat16 sum stops growing at 256.
     d_gate, weight = (torch.full((1, 1), value, device=DEVICE).bfloat16() for value in (1.0, 0.5))
