@@ -101,6 +101,16 @@ if GLUON_MISSING is None:
         _load(b, base, first + other, at, full, a_ring.index(2 * stage + 1), B_ACROSS)
 
     @gluon.jit
+    def _ask_ahead(slots_at, pair, starts, counts, units, per_expert, WARP: gl.constexpr):
+        """Ask for the pairs of the first stages, and return what `_next_rows` says of the one after them."""
+        first = gl.program_id(0) - gl.num_programs(0)
+        later, asked, left = _next_rows(first, pair, 0, pair, starts, counts, units, per_expert)
+        for ahead in gl.static_range(_AHEAD):
+            ask(slots_at + ahead * _SLOT_BYTES, asked, left, WARP)
+            later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
+        return later, asked, left
+
+    @gluon.jit
     def produce(
         WARP: gl.constexpr, given,
         COLUMNS: gl.constexpr, TALL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
@@ -108,9 +118,7 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         """Fill the ring with the stages of this program's tiles, in turn.
 
-        WARP: of the four producers. The first loads by TMA. given: what all four are given.
-        SLOTS: of a routing, if all four copy the rows of a, which is None then, from those of the tokens; 0: they are
-            sorted, and three producers have nothing to do.
+        WARP: the first of four loads by TMA. SLOTS: 0 for sorted rows; else all four copy rows of tokens, a being None.
         """
         (
             a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
@@ -126,12 +134,7 @@ if GLUON_MISSING is None:
         if OTHERS:
             slots_at = barriers_at + _BARRIER_BYTES
             per_expert = tiles_of_gradient(M, N, COLUMNS)
-            later, asked, left = _next_rows(
-                gl.program_id(0) - gl.num_programs(0), pair, 0, pair, starts, counts, units, per_expert
-            )
-            for ahead in gl.static_range(_AHEAD):
-                ask(slots_at + ahead * _SLOT_BYTES, asked, left, WARP)
-                later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
+            later, asked, left = _ask_ahead(slots_at, pair, starts, counts, units, per_expert, WARP)
             pairs = answer(slots_at, WARP)
         count = rows_of(counts, experts, EXPERTS, 1)  # here: a load in the loop would wait for all copies before it
         step = 0
