@@ -29,17 +29,14 @@ from swiglu_bench.options import (
     WandbOptions,
     option,
 )
-from swiglu_bench.rows.finished_run import PERMUTED, STEPS, as_of_all_runs
 from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
 from swiglu_bench.show import text
-from swiglu_bench.show.console import Bar
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
     from swiglu_bench.cases.implementation import Implementation
-    from swiglu_bench.show.wandb_run import WandbRun
     from swiglu_bench.tasks.train.blocks import Trainee
 
 DEFAULT = ("eager", "compile", "unsloth", "fused-auto", "fused-mlp-auto")
@@ -141,6 +138,7 @@ class TrainingRun:
     def __init__(self, options: TrainOptions, device: torch.device, console: Console) -> None:
         from swiglu_bench.machine import machine
         from swiglu_bench.outlets import Outlets
+        from swiglu_bench.rows.finished_run import PERMUTED
         from swiglu_bench.tasks.train import model  # after Triton was told to interpret
 
         self.options = options
@@ -168,6 +166,7 @@ class TrainingRun:
 
     def _enter(self, title: str, implementation: Implementation, model: str, started: str) -> None:
         """A row for an implementation and, if it can be trained here, its trainee."""
+        from swiglu_bench.rows.finished_run import PERMUTED
         from swiglu_bench.tasks.train.blocks import Trainee, why_not
 
         experiment, this, interpret = self.experiment, self.machine, self.options.interpret
@@ -220,6 +219,7 @@ class TrainingRun:
         from swiglu_bench.measure.clock import DeviceLost
         from swiglu_bench.measure.rounds import Rule
         from swiglu_bench.outlets import Files
+        from swiglu_bench.show.console import TrainingProgress
         from swiglu_bench.tasks.train import run
 
         self._check_affordable()
@@ -254,6 +254,7 @@ class TrainingRun:
 
     def _show(self) -> bool:
         """Print the tables, and write the rows and the curves; whether nothing that was asked for was trained."""
+        from swiglu_bench.rows.finished_run import as_of_all_runs
         from swiglu_bench.show.csv_file import CsvFile
         from swiglu_bench.show.tables import training_tables
 
@@ -273,37 +274,16 @@ class TrainingRun:
 
 def _earlier(folder: Path) -> dict[str, Any]:
     """Raise BadInput for a folder that holds a training run."""
+    from swiglu_bench.rows.finished_run import STEPS
+
     if (folder / STEPS).exists():
         raise BadInput(f"--out: {folder} holds a training run; give another folder.")
     return {}
 
 
-class TrainingProgress(Bar):
-    """A bar with the live loss, or without a terminal a line for each of `count` trainings; logs to W&B."""
-
-    def __init__(self, console: Console, count: int, wandb: WandbRun | None = None) -> None:
-        super().__init__(console, count)
-        self._wandb = wandb
-        self._done = 0
-
-    def listen(self, event: Record | str) -> None:
-        """The row of a seed after a step, or what else begins."""
-        if isinstance(event, str):
-            self.tell(event, self._done)
-            return
-        losses, steps = event.series["loss"], event.steps or 0
-        where = f"{event.implementation}, seed {event.seed}: step {len(losses)}/{steps}"
-        if self._wandb:
-            self._wandb.step(event)
-        self._done += len(losses) == steps
-        text = f"{where}, loss {losses[-1]:.4f}"
-        self.tell(text, self._done + len(losses) / steps * (len(losses) < steps))
-        if len(losses) == steps and not self.console.is_terminal:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _draw(folder: Path, task: str, trainees: Sequence[Trainee], rows: Sequence[Record]) -> str:
     """Write curves.png and curves.svg; what was written, or why nothing was, in one sentence."""
+    from swiglu_bench.rows.finished_run import PERMUTED
     from swiglu_bench.show.documents import NoPicture, save
 
     losses = {trainee.name: trainee.losses for trainee in trainees if trainee.losses}

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event, Thread
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,6 +17,9 @@ from swiglu_bench.rows.finished_run import case_label, case_of
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.table import TABLE, by_reason
 from swiglu_bench.show.times import caution_lines, time_line
+
+if TYPE_CHECKING:
+    from swiglu_bench.show.wandb_run import WandbRun
 
 Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
 EVERY_S = 60.0
@@ -179,6 +183,30 @@ class Bar(Progress):
         yield self.make_tasks_table(self.tasks)
         if self._below:
             yield self._below
+
+
+class TrainingProgress(Bar):
+    """A bar with the live loss, or without a terminal a line for each of `count` trainings; logs to W&B."""
+
+    def __init__(self, console: Console, count: int, wandb: WandbRun | None = None) -> None:
+        super().__init__(console, count)
+        self._wandb = wandb
+        self._done = 0
+
+    def listen(self, event: Record | str) -> None:
+        """The row of a seed after a step, or what else begins."""
+        if isinstance(event, str):
+            self.tell(event, self._done)
+            return
+        losses, steps = event.series["loss"], event.steps or 0
+        where = f"{event.implementation}, seed {event.seed}: step {len(losses)}/{steps}"
+        if self._wandb:
+            self._wandb.step(event)
+        self._done += len(losses) == steps
+        text = f"{where}, loss {losses[-1]:.4f}"
+        self.tell(text, self._done + len(losses) / steps * (len(losses) < steps))
+        if len(losses) == steps and not self.console.is_terminal:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:
