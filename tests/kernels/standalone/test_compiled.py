@@ -199,7 +199,8 @@ def compiled_for(launch):
 
 def launches(tokens):
     x, w, z = empty(tokens, 4096), empty(11008, 4096), empty(tokens, 11008)
-    choices = (hopper_forward, hopper_forward.tile_for(tokens, 11008, 132, False)), (hopper_row, hopper_row.tile_for(11008, 132))
+    wide = hopper_forward, hopper_forward.tile_for(tokens, 11008, 132, False)
+    choices = wide, (hopper_row, hopper_row.tile_for(11008, 132))
     shared = hopper_transposed.tile_for(160, 4096, 11008, 132, False)
     for module, tile in (*choices, (hopper_transposed, shared)):
         yield module.forward_launch(x, w, w, z, None, tile)
