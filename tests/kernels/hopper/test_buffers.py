@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is 
 LOST = """
 import torch
 from triton.experimental import gluon
-from swiglu_kernels.hopper import buffers, forward, row
+from swiglu_kernels.hopper import buffers
+from swiglu_kernels.ops.glu import hopper_forward, hopper_row
 
 @gluon.jit
 def leaves_no_mark(buffer, pattern):
@@ -25,7 +26,7 @@ def leaves_no_mark(buffer, pattern):
 
 buffers._mark = leaves_no_mark
 x, weight, z = (torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in ((128, 64), (128, 64), (128, 128)))
-{module}.forward_launch(x, weight, weight, z, None).run()
+hopper_{module}.forward_launch(x, weight, weight, z, None).run()
 torch.cuda.synchronize()
 """
 
@@ -62,4 +63,4 @@ class TestOnHopper:
     def test_a_mark_that_is_not_found_ends_the_program(self, module: str, tmp_path: Path) -> None:
         done = run(LOST.format(module=module), tmp_path)
         assert done.returncode != 0
-        assert f"hopper/{module}.py does not find its buffers" in done.stdout + done.stderr
+        assert f"ops/glu/hopper_{module}.py does not find its buffers" in done.stdout + done.stderr

@@ -163,7 +163,7 @@ def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPat
 
 EVEN_AND_ODD = """
 import torch
-from swiglu_kernels.hopper import forward, row, transposed
+from swiglu_kernels.ops.glu import hopper_forward, hopper_row, hopper_transposed
 from swiglu_kernels.ops.experts.routing import new_routing, route_launch
 
 def empty(*size, dtype=torch.bfloat16):
@@ -178,9 +178,10 @@ def compiled_for(launch):
 
 def launches(tokens):
     x, w, z = empty(tokens, 4096), empty(11008, 4096), empty(tokens, 11008)
-    choices = (forward, forward.tile_for(tokens, 11008, 132, False)), (row, row.tile_for(11008, 132))
-    shared = transposed.tile_for(160, 4096, 11008, 132, False)
-    for module, tile in (*choices, (transposed, shared)):
+    wide = hopper_forward, hopper_forward.tile_for(tokens, 11008, 132, False)
+    choices = wide, (hopper_row, hopper_row.tile_for(11008, 132))
+    shared = hopper_transposed.tile_for(160, 4096, 11008, 132, False)
+    for module, tile in (*choices, (hopper_transposed, shared)):
         yield module.forward_launch(x, w, w, z, None, tile)
 
 for even in (128, 160, 8192):
