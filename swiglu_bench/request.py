@@ -24,7 +24,7 @@ from swiglu_bench.cases.cases import (
     Dtype,
     Mode,
     Precision,
-    Routing,
+    RoutingKind,
     Scope,
     Shape,
     expand,
@@ -283,7 +283,7 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
 
 def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
     """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
-    routings = [Routing(text.check("--routing", name.strip(), *Routing)) for name in names.split(",")]
+    routings = [RoutingKind(text.check("--routing", name.strip(), *RoutingKind)) for name in names.split(",")]
     if not any(shape.experts for shape in shapes):
         raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
     return [

@@ -110,7 +110,7 @@ def main() -> None:
         rows.writerows([step, *losses] for step, losses in enumerate(zip(*curves.values(), strict=True)))
     print(f"{'curve':24} {'last loss':>9}  difference from stock: mean, largest")
     for name, losses in curves.items():
-        differences = [abs(one - other) for one, other in zip(losses, curves["stock"], strict=True)]
+        differences = [abs(mine - stock) for mine, stock in zip(losses, curves["stock"], strict=True)]
         print(f"{name:24} {losses[-1]:9.4f}  {statistics.mean(differences):.5f}, {max(differences):.5f}")
     draw(curves, options.out / "losses.png")
 
@@ -127,7 +127,7 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
         style = {"color": f"C{number}", "linewidth": 1, "linestyle": ":" if "seed" in name else "-"}
         above.plot(losses, label=name, **style)
         if name != "stock":
-            differences = [abs(one - other) for one, other in zip(losses, curves["stock"], strict=True)]
+            differences = [abs(mine - stock) for mine, stock in zip(losses, curves["stock"], strict=True)]
             below.semilogy(differences, **style)
     above.set_ylabel("loss (nats per byte)")
     above.legend()

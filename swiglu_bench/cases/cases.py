@@ -107,7 +107,7 @@ def tensors(scope: Scope) -> tuple[str, ...]:
     return differentiable(scope) + WEIGHTS[scope]
 
 
-class Routing(enum.StrEnum):
+class RoutingKind(enum.StrEnum):
     """How the experts of each token are drawn; which of them are popular is new in every call."""
 
     BALANCED = "balanced"
@@ -126,7 +126,7 @@ class Experts:
 
     count: int
     top_k: int
-    routing: Routing = Routing.UNIFORM
+    routing: RoutingKind = RoutingKind.UNIFORM
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +174,10 @@ class Shape:
     extras: Extras = PLAIN
     """What every problem of this shape asks for."""
 
-    def routed(self, routing: Routing) -> Shape:
+    def routed(self, routing: RoutingKind) -> Shape:
         """The same mixture of experts with another routing, which is part of the name unless it is uniform."""
         assert self.experts
-        name = self.name if routing is Routing.UNIFORM else f"{self.name}@{routing}"
+        name = self.name if routing is RoutingKind.UNIFORM else f"{self.name}@{routing}"
         return replace(self, name=name, experts=replace(self.experts, routing=routing))
 
 

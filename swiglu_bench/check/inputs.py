@@ -14,7 +14,18 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Experts, Extras, Routing, Scope
+from swiglu_bench.cases.cases import (
+    ACTIVATIONS,
+    BIASES,
+    INDEX,
+    PLAIN,
+    WEIGHTS,
+    Case,
+    Experts,
+    Extras,
+    RoutingKind,
+    Scope,
+)
 from swiglu_bench.cases.problem import Problem
 
 DEPTHS, HALF_DEPTHS = (0.4, 5.0), (0.4, 1.0)
@@ -120,15 +131,15 @@ def draw_experts(experts: Experts, place: Tensor, source: torch.Generator) -> No
     """Fill int64 [tokens, top_k] with the experts of each token: all different, and in no order."""
     (tokens, top_k), device = place.shape, place.device
     order = torch.rand(experts.count, device=device, generator=source).argsort()
-    if experts.routing is Routing.SINGLE:
+    if experts.routing is RoutingKind.SINGLE:
         place.copy_(order[:top_k].expand(tokens, top_k))
-    elif experts.routing is Routing.BALANCED:
+    elif experts.routing is RoutingKind.BALANCED:
         turns = torch.arange(tokens * top_k, device=device).view(tokens, top_k)
         shuffled = torch.rand(tokens, device=device, generator=source).argsort()
         place.copy_(order[turns[shuffled] % experts.count])
     else:  # the top_k largest of log(weight) plus Gumbel noise are a draw by weight without replacement
         scores = torch.rand(tokens, experts.count, device=device, generator=source).log_().neg_().log_().neg_()
-        if experts.routing is Routing.ZIPF:
+        if experts.routing is RoutingKind.ZIPF:
             scores -= (order + 1).log()
         place.copy_(scores.topk(top_k).indices)
 

@@ -40,7 +40,7 @@ from swiglu_bench.show import text
 from swiglu_bench.tasks.sweep import start_forkserver
 
 if TYPE_CHECKING:
-    from swiglu_kernels.standalone.compiled import Report
+    from swiglu_kernels.standalone.compiled import Resources
 
 INSPECT_LEGEND = """\
 registers and spills (stack) are per thread, shared memory is per program, instructions are counted in the PTX; \
@@ -146,7 +146,7 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
-def _compiled(cases: list[Case], capabilities: list[tuple[int, int]]) -> Iterator[Report]:
+def _compiled(cases: list[Case], capabilities: list[tuple[int, int]]) -> Iterator[Resources]:
     if importlib.util.find_spec("triton") is None:
         raise BadInput("inspect needs Triton, which is not installed; it exists for Linux.")
     os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels are never compiled
@@ -174,7 +174,7 @@ def _compiled(cases: list[Case], capabilities: list[tuple[int, int]]) -> Iterato
             yield report
 
 
-def _compiled_report(what: tuple[Any, ...]) -> Report | str:
+def _compiled_report(what: tuple[Any, ...]) -> Resources | str:
     """In a child process: what one kernel uses, or why it cannot be compiled."""
     from swiglu_kernels.standalone import compiled
 
@@ -191,7 +191,7 @@ def _say_nothing() -> None:
         os.dup2(nowhere, descriptor)
 
 
-def _tables(reports: Iterable[Report]) -> Iterator[Table]:
+def _tables(reports: Iterable[Resources]) -> Iterator[Table]:
     """A table for each target, dtype and token count, without kinds of instructions that none of its kernels has."""
     for (capability, dtype, tokens), same in grouped(reports, attrgetter("capability", "dtype", "tokens")).items():
         counts = {

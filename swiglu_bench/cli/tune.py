@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from swiglu_bench.tasks.tune import Job
-    from swiglu_kernels.tiles.tuning import Entry, Machine
+    from swiglu_kernels.tiles.tuning import TunedEntry, TunedMachine
 
 DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad,experts-*"
 """Those that swiglu_glu launches by default, and for mixtures of experts those of swiglu_experts."""
@@ -116,10 +116,10 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
 
 
 def _tune_jobs(
-    jobs: Sequence[Job], options: TuneOptions, device: torch.device, here: Machine, path: Path, console: Console
+    jobs: Sequence[Job], options: TuneOptions, device: torch.device, here: TunedMachine, path: Path, console: Console
 ) -> tuple[int, list[Job]]:
     """Tune under a bar while the device is locked; the exit status, and the jobs that are done."""
-    from swiglu_bench.measure import clock
+    from swiglu_bench.measure.clock import make_clock
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.show.console import Bar
     from swiglu_bench.tasks.tune import Job, Tuner, tune_all
@@ -127,7 +127,7 @@ def _tune_jobs(
     rule = Rule(budget_s=options.budget, min_s=min(1.0, options.budget / 2))
     status, done = 0, list[Job]()
     with held(device, options.wait), Bar(console, len(jobs), "tuning") as bar:
-        tuner = Tuner(device, clock.make_clock(device), rule, options.candidates, options.seed)
+        tuner = Tuner(device, make_clock(device), rule, options.candidates, options.seed)
         try:
             for job in tune_all(
                 tuner, jobs, path, here, lambda count, doing: bar.tell(doing, count), partial(typer.echo, err=True)
@@ -156,7 +156,7 @@ def _table_of(jobs: Iterable[Job]) -> RenderableType:
     return tiles
 
 
-def _kept(entries: Sequence[Entry], here: Machine | None) -> Iterator[RenderableType]:
+def _kept(entries: Sequence[TunedEntry], here: TunedMachine | None) -> Iterator[RenderableType]:
     """A table for each machine and set of versions that something is kept for."""
     if not entries:
         yield Text("No tuned tile is kept: the shipped ones run.")

@@ -258,7 +258,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Recommendation:
     """What to use at one case."""
 
     record: Record | None
@@ -295,7 +295,9 @@ class Choice:
         }  # fmt: skip
 
 
-def recommend(runs: Sequence[FinishedRun], catalogue: Catalogue, max_memory_bytes: int | None = None) -> list[Choice]:
+def recommend(
+    runs: Sequence[FinishedRun], catalogue: Catalogue, max_memory_bytes: int | None = None
+) -> list[Recommendation]:
     """A choice for each case that the runs have timed; raises BadInput where they have timed nothing.
 
     Memory is taken from those of the runs that measured it, else from what the implementation declares.
@@ -314,13 +316,13 @@ def recommend(runs: Sequence[FinishedRun], catalogue: Catalogue, max_memory_byte
     return [_choose(rows, peaks, catalogue, max_memory_bytes) for rows in grouped(timed, case_of).values()]
 
 
-def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: int | None) -> Choice:
+def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: int | None) -> Recommendation:
     memories = {row.implementation: _memory(row, peaks, catalogue) for row in rows}
     reasons = {row.implementation: _unfit(row, memories[row.implementation], most) for row in rows}
     excluded = {name: reason for name, reason in reasons.items() if reason}
     able = ranked(row for row in rows if not reasons[row.implementation])
     if not able:
-        return Choice(None, case_of(rows[0]), Memory(None, False), excluded=excluded)
+        return Recommendation(None, case_of(rows[0]), Memory(None, False), excluded=excluded)
     best, *others = able
     ties, unsure, slower = [], [], []
     for other in others:
@@ -334,7 +336,7 @@ def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: in
     margin, runner_up = min(slower, key=lambda pair: pair[0].median, default=(None, None))
     known, memory = catalogue.get(best.implementation), memories[best.implementation]
     usage = known.usage if known else ""
-    return Choice(best, case_of(best), memory, ties, runner_up, margin, unsure, excluded, usage)
+    return Recommendation(best, case_of(best), memory, ties, runner_up, margin, unsure, excluded, usage)
 
 
 def _unfit(row: Record, memory: Memory, most: int | None) -> str:
@@ -371,7 +373,7 @@ def _memory(row: Record, peaks: Peaks, catalogue: Catalogue) -> Memory:
     return Memory(costs.predicted_memory(step, footprint)[1], False)
 
 
-def how_sure(choice: Choice) -> str:
+def how_sure(choice: Recommendation) -> str:
     """Who ties with the choice, and how much longer the next takes."""
     if choice.record is None:
         return "nothing qualifies"
@@ -386,7 +388,7 @@ def how_sure(choice: Choice) -> str:
     return "; ".join(parts) or "nothing else qualifies"
 
 
-def recommendation_tables(choices: Sequence[Choice], runs: Sequence[FinishedRun]) -> Iterator[RenderableType]:
+def recommendation_tables(choices: Sequence[Recommendation], runs: Sequence[FinishedRun]) -> Iterator[RenderableType]:
     """A table per shape, scope, mode and dtype, what does not qualify, and the line of Python for each choice."""
     heads = ("tokens", "use", "time", "ratio", "peak", "how sure")
     for case, group in grouped(choices, lambda choice: choice.case[:-1]).items():

@@ -14,9 +14,8 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.nvml import Gpu, NoAnswer
 from swiglu_bench.machine.system import LoadWatch
-from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
-from swiglu_bench.measure.rounds import Rounds, run_rounds
+from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import noise_interval, percentile
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.tasks.beside import measure_beside, profile
@@ -287,8 +286,8 @@ class CaseTimer:
         """The rounds, and what is wrong with the last results."""
         judge, rule = RoundJudge(self._court, names), self._settings.rule
         timed = [contender_of(contender, judge, led=self._case.mode) for contender in contenders]
-        timed += [interleaved.TimedCall(name, partial(self._take_products, *p)) for p, name in limits.items()]
-        timed += [interleaved.TimedCall(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
+        timed += [TimedCall(name, partial(self._take_products, *p)) for p, name in limits.items()]
+        timed += [TimedCall(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
 
         def on_round(number: int) -> dict[str, Exception]:
             if number >= 0:

@@ -30,8 +30,8 @@ from swiglu_bench.measure.statistics import Interval, Verdict, percentile, verdi
 from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.standalone.workloads import Runnable, Workload, workload
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.candidates import KERNELS, MOST, TUNED_DTYPES, Choice, Problem, candidates
-from swiglu_kernels.tiles.tuning import Entry, Machine
+from swiglu_kernels.tiles.candidates import KERNELS, MOST, TUNED_DTYPES, Choice, TileProblem, candidates
+from swiglu_kernels.tiles.tuning import TunedEntry, TunedMachine
 
 FINALISTS = 3
 SCREEN = Rule(warmup_rounds=1, min_rounds=5, max_rounds=30, min_s=0.0, precision=0.01)
@@ -81,7 +81,7 @@ class Job:
 
     kernel: str
     shape: str
-    problem: Problem
+    problem: TileProblem
     found: TunedTile | str = ""
 
     @property
@@ -118,7 +118,7 @@ class Tuner:
     """Candidates for each kernel and problem."""
     seed: int = 0
 
-    def tune(self, kernel: str, problem: Problem, tell: Callable[[str], object] = lambda doing: None) -> TunedTile:
+    def tune(self, kernel: str, problem: TileProblem, tell: Callable[[str], object] = lambda doing: None) -> TunedTile:
         """Tune one kernel of `swiglu_kernels.tiles.candidates.KERNELS`.
 
         Raises CannotTune, and DeviceLost where a candidate breaks the device.
@@ -244,7 +244,7 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> str:
 
 def jobs_of(
     kernels: str, shapes: Sequence[Shape], dtypes: Sequence[Dtype], tokens: Sequence[int] | None,
-    device: torch.device, here: Machine,
+    device: torch.device, here: TunedMachine,
 ) -> list[Job]:  # fmt: skip
     """Everything to tune, checked before any work; `kernels` are names or globs. Raises BadInput."""
     names: list[str] = []
@@ -268,7 +268,7 @@ def jobs_of(
             raise BadInput(f"--kernel: none of {kernels} is of {shape.name}, {kind}; experts-* are those of experts.")
         for dtype in wanted:
             problems = [
-                Problem(count, shape.hidden, shape.intermediate, dtype, *gpu, *experts, here.gpu)
+                TileProblem(count, shape.hidden, shape.intermediate, dtype, *gpu, *experts, here.gpu)
                 for count in sorted(set(shape.tokens if tokens is None else tokens))
             ]
             if tokens is not None:
@@ -278,7 +278,7 @@ def jobs_of(
     return jobs
 
 
-def _check_shared(problems: Sequence[Problem]) -> None:
+def _check_shared(problems: Sequence[TileProblem]) -> None:
     """Raise BadInput for two token counts, in ascending order, that share a tuned choice."""
     for first, second in itertools.pairwise(problems):
         if first.kept_for == second.kept_for:
@@ -288,7 +288,7 @@ def _check_shared(problems: Sequence[Problem]) -> None:
 
 
 def tune_all(
-    tuner: Tuner, jobs: Sequence[Job], path: Path, here: Machine, tell: Callable[[int, str], object],
+    tuner: Tuner, jobs: Sequence[Job], path: Path, here: TunedMachine, tell: Callable[[int, str], object],
     warn: Callable[[str], object],
 ) -> Iterator[Job]:  # fmt: skip
     """Tune one after another and keep each winner at once; where the device is lost, the rest is not tuned.
@@ -308,7 +308,7 @@ def tune_all(
                 return
             continue
         ratio = found.ratio
-        entry = Entry(
+        entry = TunedEntry(
             machine=here, kernel=job.kernel, dtype=job.dtype, tokens=problem.kept_for, hidden=problem.hidden,
             intermediate=problem.intermediate, choice=found.winner, ratio=(ratio.median, ratio.low, ratio.high),
             at=now(),
@@ -317,7 +317,7 @@ def tune_all(
         yield job
 
 
-def keep(path: Path, entry: Entry, wins: bool, tell: Callable[[str], object]) -> None:
+def keep(path: Path, entry: TunedEntry, wins: bool, tell: Callable[[str], object]) -> None:
     """Enter a choice in place of an earlier one; where it does not win, only remove the earlier one.
 
     A file that is not sound is moved aside, since a user may need it, and `tell` is called with where to. Raises

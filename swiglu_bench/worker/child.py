@@ -261,7 +261,7 @@ class Contender(Protocol):
 class ProcessContender:
     """A contender in a process of its own."""
 
-    def __init__(self, name: str, implementation: Implementation, child: Child | Direct, timeout_s: float) -> None:
+    def __init__(self, name: str, implementation: Implementation, child: Child | InProcess, timeout_s: float) -> None:
         self.name, self.implementation, self.child = name, implementation, child
         self._timeout_s = timeout_s
 
@@ -291,7 +291,7 @@ class ProcessContender:
             self.child.suspend()
 
 
-class Direct:
+class InProcess:
     """An object of this process that is asked as a Child is, for debugging. What it raises comes as it is."""
 
     pid, printed, log = 0, False, Path()

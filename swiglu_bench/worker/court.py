@@ -32,7 +32,7 @@ from swiglu_bench.machine.nvml import Gpu
 from swiglu_bench.machine.system import CpuUse, idle_share
 from swiglu_bench.rows.record import Record, TensorCheck
 from swiglu_bench.worker import worker
-from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, Direct, ProcessContender
+from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess, ProcessContender
 from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.reports import Malformed
 from swiglu_bench.worker.settings import Settings, Tell
@@ -147,7 +147,7 @@ class Court:
 
     def _new(self, name: str, implementation: Implementation) -> ProcessContender:
         if self._in_process:
-            here = Direct(self._bench(self.settings, implementation))
+            here = InProcess(self._bench(self.settings, implementation))
             return ProcessContender(name, implementation, here, self.timeout_s)
         child = self._child(worker.CONTENDER, self.logs / log_name(name))
         child.post("begin", self.settings, implementation.declared(), worker.address_of(self._bench))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Routing, Scope, Shape, tensors
+from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, RoutingKind, Scope, Shape, tensors
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import make_problem
@@ -20,7 +20,9 @@ CPU = torch.device("cpu")
 GPT_OSS = Extras(bias=True, limit=7.0, alpha=1.702, interleaved=True)
 
 
-def mixture(routing: Routing = Routing.UNIFORM, extras: Extras = PLAIN, count: int = 6, top_k: int = 2) -> Shape:
+def mixture(
+    routing: RoutingKind = RoutingKind.UNIFORM, extras: Extras = PLAIN, count: int = 6, top_k: int = 2
+) -> Shape:
     return Shape("mixture", 24, 40, "made up", (1,), Experts(count, top_k, routing), extras)
 
 
@@ -29,7 +31,7 @@ def case_of(shape: Shape, tokens: int = 33, dtype: Dtype = Dtype.FLOAT32) -> Cas
 
 
 @pytest.mark.parametrize("entry", [pytorch.eager, experts.grouped, experts.batched], ids=lambda entry: entry.name)
-@pytest.mark.parametrize("shape", [mixture(Routing.SINGLE), mixture(extras=GPT_OSS)], ids=str)
+@pytest.mark.parametrize("shape", [mixture(RoutingKind.SINGLE), mixture(extras=GPT_OSS)], ids=str)
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 def test_the_ways_of_pytorch_are_right(entry: Implementation, shape: Shape, dtype: Dtype) -> None:
     case = case_of(shape, tokens=17, dtype=dtype)

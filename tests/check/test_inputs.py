@@ -6,7 +6,18 @@ import torch
 from specimens import small_case
 from torch import Tensor
 
-from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, DENSE, WEIGHTS, Dtype, Experts, Extras, Routing, Scope, Shape
+from swiglu_bench.cases.cases import (
+    ACTIVATIONS,
+    BIASES,
+    DENSE,
+    WEIGHTS,
+    Dtype,
+    Experts,
+    Extras,
+    RoutingKind,
+    Scope,
+    Shape,
+)
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import (
     DEPTHS,
@@ -160,10 +171,10 @@ def test_other_kinds_of_values_differ_from_normal_ones_as_they_say(dtype: Dtype,
 # Routing
 
 
-@pytest.mark.parametrize("routing", Routing)
+@pytest.mark.parametrize("routing", RoutingKind)
 @pytest.mark.parametrize(("tokens", "count", "top_k"), [(0, 4, 2), (1, 4, 4), (50, 6, 4), (400, 16, 3)])
 def test_a_token_has_different_experts_and_every_draw_is_another(
-    routing: Routing, tokens: int, count: int, top_k: int
+    routing: RoutingKind, tokens: int, count: int, top_k: int
 ) -> None:
     index, again, other = (torch.full((tokens, top_k), -1) for _ in range(3))
     for place, seed in ((index, 1), (again, 1), (other, 2)):
@@ -174,18 +185,18 @@ def test_a_token_has_different_experts_and_every_draw_is_another(
 
 
 def test_loads_are_what_the_routing_says() -> None:
-    def load(routing: Routing) -> tuple[int, int, int]:
+    def load(routing: RoutingKind) -> tuple[int, int, int]:
         index = torch.empty(4000, 2, dtype=torch.int64)
         draw_experts(Experts(16, 2, routing), index, torch.Generator().manual_seed(0))
         found = load_of(Experts(16, 2, routing), index)
         assert found.least <= found.median <= found.most
         return found.least, found.most, found.idle
 
-    assert load(Routing.BALANCED) == (500, 500, 0)
-    assert load(Routing.SINGLE) == (0, 4000, 14)
-    least, most, idle = load(Routing.UNIFORM)
+    assert load(RoutingKind.BALANCED) == (500, 500, 0)
+    assert load(RoutingKind.SINGLE) == (0, 4000, 14)
+    least, most, idle = load(RoutingKind.UNIFORM)
     assert 400 < least < 500 < most < 600
-    skewed_least, skewed_most, _ = load(Routing.ZIPF)
+    skewed_least, skewed_most, _ = load(RoutingKind.ZIPF)
     assert skewed_most > 6 * skewed_least
     assert idle == 0
 

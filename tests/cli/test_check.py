@@ -15,7 +15,7 @@ from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.tasks.contract import matrix
 from swiglu_kernels.standalone import compiled
-from swiglu_kernels.standalone.compiled import Report
+from swiglu_kernels.standalone.compiled import Resources
 
 AUDIT = ("audit", "--impl", "eager", "--scope", "activation", "--device", "cpu")
 
@@ -96,9 +96,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Nothing is compiled; the bytes that each kernel spills."""
     spills = {"forward": 0, "dX": 0}
 
-    def report(name: str, tokens: int, hidden: int, intermediate: int, dtype: Any, capability: Any) -> Report:
+    def report(name: str, tokens: int, hidden: int, intermediate: int, dtype: Any, capability: Any) -> Resources:
         assert (hidden, intermediate) == (24, 40)
-        return Report(name, "{}.{}".format(*capability), str(dtype), tokens, 128, spills[name], 2**16, 5, 0, 7, 3, 0)
+        return Resources(name, "{}.{}".format(*capability), str(dtype), tokens, 128, spills[name], 2**16, 5, 0, 7, 3, 0)
 
     monkeypatch.setattr(compiled, "launches", lambda *_: spills)
     monkeypatch.setattr(compiled, "report", report)

@@ -14,9 +14,9 @@ from swiglu_bench.tasks import tune as tuner
 from swiglu_kernels.ops.experts.portable_experts import rows_launch
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.tuning import Machine
+from swiglu_kernels.tiles.tuning import TunedMachine
 
-HERE = Machine("NVIDIA Test", "9.0", "2.0", "3.0", "abc")
+HERE = TunedMachine("NVIDIA Test", "9.0", "2.0", "3.0", "abc")
 SMALL = ("--shapes", "32x64", "--dtype", "fp16", "--candidates", "3", "--budget", "0.05", "--tokens", "5")
 
 

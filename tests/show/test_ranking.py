@@ -15,7 +15,7 @@ from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.history import as_text
 from swiglu_bench.show.ranking import (
-    Choice,
+    Recommendation,
     Winner,
     alike,
     how_sure,
@@ -147,12 +147,12 @@ def sampled(name: str, ratio: float, seed: int = 0, **changes: object) -> Record
     return a_record(implementation=name, ratio=ratio, time_ms=ratio, samples_ms=samples, **more)
 
 
-def choose(*records: Record, most: int | None = None) -> Choice:
+def choose(*records: Record, most: int | None = None) -> Recommendation:
     (choice,) = recommend([FinishedRun(records, {})], KNOWN, most)
     return choice
 
 
-def best(choice: Choice) -> str:
+def best(choice: Recommendation) -> str:
     assert choice.record
     return choice.record.implementation
 

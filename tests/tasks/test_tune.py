@@ -20,10 +20,10 @@ from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.workloads import Runnable, Workload
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.candidates import Choice, Problem, candidates
+from swiglu_kernels.tiles.candidates import Choice, TileProblem, candidates
 
 CPU = torch.device("cpu")
-PROBLEM = Problem(5, 32, 64, torch.float16, None)
+PROBLEM = TileProblem(5, 32, 64, torch.float16, None)
 RULE = Rule(warmup_rounds=0, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=30.0)
 SHIPPED, BY_TORCH, FIRST, SECOND = candidates("forward", PROBLEM, 2)
 

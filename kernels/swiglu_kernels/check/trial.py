@@ -16,7 +16,7 @@ from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.backend import capability_of, multiprocessors
 from swiglu_kernels.standalone.odd_sizes import ROUNDINGS, allocated_as_nan, by_hand_cases
 from swiglu_kernels.standalone.workloads import workload
-from swiglu_kernels.tiles.candidates import KERNELS, Choice, Problem, Schedule
+from swiglu_kernels.tiles.candidates import KERNELS, Choice, Schedule, TileProblem
 
 DTYPE = torch.float16
 DENSE: dict[str, tuple[str, Schedule, tuple[int, int, int]]] = {
@@ -94,7 +94,7 @@ def ways(kernel: str, device: torch.device, odd: bool) -> tuple[tuple[Make, Make
 
 
 def _dense(name: str, schedule: Schedule, size: tuple[int, int, int], device: torch.device) -> tuple[Make, Make]:
-    problem = Problem(*size, DTYPE, capability_of(device), multiprocessors(device))
+    problem = TileProblem(*size, DTYPE, capability_of(device), multiprocessors(device))
     work = workload(name, problem, device)
     tiles = KERNELS[name].by_hand[schedule](problem)
     choices = Choice(schedule, tiles[0]), Choice("portable", KERNELS[name].tile(problem, True))

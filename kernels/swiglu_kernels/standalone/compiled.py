@@ -72,7 +72,7 @@ SHARED_BYTES = {(8, 0): 163 * 1024, (8, 9): 99 * 1024, (9, 0): 227 * 1024, (10, 
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Resources:
     """Resources of one compiled kernel. `stack_bytes` is per thread and above zero when registers were spilled.
 
     With a call, as an assertion is one, ptxas lets each wgmma wait for the one before.
@@ -185,13 +185,13 @@ def one_by_one(lines: list[str]) -> bool:
 
 def report(
     name: str, tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
-) -> Report:
+) -> Resources:
     """Compile one kernel by its name in `launches` and count what it uses."""
     launch = launches(tokens, hidden, intermediate, dtype, capability)[name]()
     return _report(name, launch, tokens, dtype, capability)
 
 
-def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capability: Capability) -> Report:
+def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capability: Capability) -> Resources:
     from triton.experimental.gluon._runtime import GluonJITFunction
 
     compiled = compile_launch(launch, capability)
@@ -215,7 +215,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         wgmmas, times = moved(lines)
         if times > wgmmas:
             raise RuntimeError(f"between {wgmmas} wgmmas {times} registers are made uniform, see loop._first_scales")
-    return Report(
+    return Resources(
         kernel=name,
         capability=f"{capability[0]}.{capability[1]}",
         dtype=str(dtype).removeprefix("torch."),
@@ -251,7 +251,7 @@ def _covering(capability: Capability, few: bool) -> list[tuple[str, Launch]]:
     return most_demanding(covering(capability)) if few else covering(capability)
 
 
-def _report_of(capability: Capability, few: bool, number: int) -> Report:
+def _report_of(capability: Capability, few: bool, number: int) -> Resources:
     name, launch = _covering(capability, few)[number]
     tensors = (getattr(value, "base", value) for value in launch.arguments.values())
     dtype = next(tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor))
@@ -261,7 +261,7 @@ def _report_of(capability: Capability, few: bool, number: int) -> Report:
         raise RuntimeError(f"{name!r} for {capability} under Triton {triton.__version__}: {error}") from error
 
 
-def every(capabilities: list[Capability], parts: list[str], few: bool = False) -> Iterator[Report]:
+def every(capabilities: list[Capability], parts: list[str], few: bool = False) -> Iterator[Resources]:
     """Compile what covers every kernel and tile for compute capabilities, as many at a time as there are cores.
 
     `parts` restricts it to kernels whose names hold one of them, `few` to the `most_demanding` tiles.
@@ -322,7 +322,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"Error: these spill more registers than they may: {'; '.join(excessive)}")
 
 
-def _of_one_shape(options: argparse.Namespace, capabilities: list[Capability]) -> Iterator[Report]:
+def _of_one_shape(options: argparse.Namespace, capabilities: list[Capability]) -> Iterator[Resources]:
     for capability, tokens in itertools.product(capabilities, options.tokens or [8192]):
         what = (tokens, options.hidden, options.intermediate, getattr(torch, options.dtype), capability)
         for name in options.kernel or launches(*what):

@@ -16,7 +16,7 @@ from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, r
 from swiglu_kernels.ops.mlp.operation import multiply_and_gate_backward
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem
+from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, TileProblem
 from swiglu_kernels.tiles.tuning import forced
 
 
@@ -44,7 +44,7 @@ class Workload:
     """One kernel with its inputs drawn and its outputs allocated."""
 
     kernel: str
-    problem: Problem
+    problem: TileProblem
     device: torch.device
     outputs: tuple[torch.Tensor, ...]
     describe_launch: Callable[[], Launch]
@@ -60,7 +60,7 @@ class Workload:
             return self.describe_launch()
 
 
-def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0) -> Workload:
+def workload(kernel: str, problem: TileProblem, device: torch.device, seed: int = 0) -> Workload:
     """Draw what a kernel reads: activations and gradients standard normal, weights with variance 1 / in_features."""
     device = torch.empty(0, device=device).device  # with its index, by which tensors are known
     source = torch.Generator(device=device).manual_seed(seed)
@@ -123,7 +123,7 @@ def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0)
     raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")
 
 
-def _of_experts(kernel: str, problem: Problem, device: torch.device, source: torch.Generator) -> Workload:
+def _of_experts(kernel: str, problem: TileProblem, device: torch.device, source: torch.Generator) -> Workload:
     """Draw for a kernel of experts, each token of which has `top_k` different ones with equal probability."""
     H, I, E, k = problem.hidden, problem.intermediate, problem.experts, problem.top_k  # noqa: E741
 

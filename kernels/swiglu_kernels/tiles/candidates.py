@@ -62,7 +62,7 @@ BY_TORCH = Choice("torch", Tile(1, 1, 1, warps=1, stages=1, group=1))
 
 
 @dataclass(frozen=True)
-class Problem:
+class TileProblem:
     """What a choice may depend on. `capability` None is that of Triton's interpreter."""
 
     tokens: int
@@ -96,19 +96,19 @@ class Kernel:
     """Operands of rows x depth."""
     right: int
     """Operands of depth x columns."""
-    tile: Callable[[Problem, bool], Tile]
+    tile: Callable[[TileProblem, bool], Tile]
     """Of the portable kernel where nothing was tuned, for tensors that are aligned or not."""
     on_the_fly: bool = False
     """Whether operands are formed in registers."""
     parts: bool = False
     """Whether several programs may share a sum."""
-    by_torch: Callable[[Problem], bool] | None = None
+    by_torch: Callable[[TileProblem], bool] | None = None
     """Where `torch` is what runs, if nothing was tuned; None: it is no choice."""
-    by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
+    by_hand: dict[Schedule, Callable[[TileProblem], tuple[Tile, ...]]] = field(default_factory=dict)
     """Hand-written schedules that it has on Hopper, each in the tiles that are shipped for some shape."""
     admitted_as: dict[Schedule, str] = field(default_factory=dict)
     """The name of each of them in `admission.KERNELS`."""
-    shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
+    shipped_by_hand: Callable[[TileProblem], Choice | None] = lambda problem: None
     """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
     most_shares: int = 1
     """Programs among which a hand-written schedule may share a tile of its last wave."""
@@ -134,13 +134,13 @@ KERNELS: dict[str, Kernel] = {}
 The portable kernels of experts have tiles to choose; all groups of the hand-scheduled ones are the same within 1%."""
 
 
-def by_hand_is_possible(problem: Problem, kernel: str) -> bool:
+def by_hand_is_possible(problem: TileProblem, kernel: str) -> bool:
     """Whether a kernel of `admission.KERNELS` can run for a GPU and dtype; tensors may still rule it out."""
     on_hopper = problem.capability is not None and problem.capability[0] == 9
     return on_hopper and problem.dtype in TUNED_DTYPES and shared.why_off(kernel) is None
 
 
-def shipped(name: str, problem: Problem) -> Choice:
+def shipped(name: str, problem: TileProblem) -> Choice:
     """What runs where nothing was tuned."""
     kernel = KERNELS[name]
     if kernel.by_torch and kernel.by_torch(problem):
@@ -151,7 +151,7 @@ def shipped(name: str, problem: Problem) -> Choice:
     return by_hand
 
 
-def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
+def why_illegal(name: str, choice: Choice, problem: TileProblem) -> str | None:
     """Say why a choice cannot run, as far as arithmetic tells, or return None."""
     kernel, tile = KERNELS[name], choice.tile
     if choice == BY_TORCH:
@@ -186,7 +186,7 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     return None
 
 
-def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
+def candidates(name: str, problem: TileProblem, most: int = MOST) -> list[Choice]:
     """The shipped choice first, `torch` and every hand-scheduled configuration, then the `most` nearest portable."""
     default, nearby = shipped(name, problem), KERNELS[name].tile(problem, True)
     by_hand = [BY_TORCH] + [
@@ -204,7 +204,7 @@ def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
     return [default, *legal[0], *legal[1][:most]]
 
 
-def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> list[Tile]:
+def _configurations(kernel: Kernel, schedule: Schedule, problem: TileProblem) -> list[Tile]:
     """Configurations of a hand-written schedule; groups are of rows of tiles, so that few rows need only one."""
     if schedule not in kernel.by_hand:
         return []

@@ -8,7 +8,7 @@ from swiglu_kernels.hopper import shared
 from swiglu_kernels.runtime.backend import Capability, capability_of, card_of, multiprocessors
 from swiglu_kernels.runtime.internals import constant_in_graphs
 from swiglu_kernels.tiles import cards
-from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, LINE, MEASURED, Choice, Problem
+from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, LINE, MEASURED, Choice, TileProblem
 from swiglu_kernels.tiles.tuning import portable_tile
 
 
@@ -30,14 +30,14 @@ def hopper_multiprocessors(device: torch.device, kernel: str) -> int:
     return multiprocessors(device)
 
 
-def problem_of(like: torch.Tensor, sizes: tuple[int, int, int], capability: Capability | None = None) -> Problem:
+def problem_of(like: torch.Tensor, sizes: tuple[int, int, int], capability: Capability | None = None) -> TileProblem:
     """What a choice depends on: tokens, hidden and intermediate size, and a tensor's dtype and device.
 
     The compute capability is that of its device, unless another one is given.
     """
     device = like.device
     card = card_of(device) or cards.H200
-    return Problem(*sizes, like.dtype, capability or capability_of(device), multiprocessors(device), card=card)
+    return TileProblem(*sizes, like.dtype, capability or capability_of(device), multiprocessors(device), card=card)
 
 
 def why_slow_rows(hidden: int, intermediate: int) -> str:
@@ -46,7 +46,7 @@ def why_slow_rows(hidden: int, intermediate: int) -> str:
     return f"not a multiple of {LINE}: {' and '.join(slow)}" if slow else ""
 
 
-def choose(name: str, at: Problem, tuned: Choice | None, aside: str | None = None, aligned: bool = True) -> Choice:
+def choose(name: str, at: TileProblem, tuned: Choice | None, aside: str | None = None, aligned: bool = True) -> Choice:
     """Return which kernel one launch takes: by hand where it can, in the tuned tile where there is one.
 
     Args:

@@ -21,7 +21,7 @@ import torch
 from swiglu_kernels.runtime import kept, sources
 from swiglu_kernels.runtime.backend import Capability, triton
 from swiglu_kernels.runtime.shortcuts import plan
-from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Choice, Problem, bucket, why_illegal
+from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Choice, TileProblem, bucket, why_illegal
 from swiglu_kernels.tiles.rules import Tile
 
 VARIABLE = "SWIGLU_KERNELS_TUNING"
@@ -33,7 +33,7 @@ Key = tuple[str, torch.dtype, int, int, int]
 
 
 @dataclass(frozen=True)
-class Machine:
+class TunedMachine:
     """What a choice was measured on."""
 
     gpu: str
@@ -51,10 +51,10 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TunedEntry:
     """One tuned choice, and how it was found."""
 
-    machine: Machine
+    machine: TunedMachine
     kernel: str
     dtype: str
     tokens: int
@@ -68,7 +68,7 @@ class Entry:
     """UTC, ISO 8601."""
 
     @property
-    def place(self) -> tuple[Machine, str, str, int, int, int]:
+    def place(self) -> tuple[TunedMachine, str, str, int, int, int]:
         """What there is one choice for."""
         return self.machine, self.kernel, self.dtype, self.tokens, self.hidden, self.intermediate
 
@@ -95,7 +95,7 @@ def portable_tile(choice: Choice | None, aligned: bool) -> Tile | None:
 
 
 @contextlib.contextmanager
-def forced(device: torch.device, kernel: str, problem: Problem, choice: Choice) -> Iterator[None]:
+def forced(device: torch.device, kernel: str, problem: TileProblem, choice: Choice) -> Iterator[None]:
     """Describe the launches of a kernel and problem with this choice, whatever was tuned."""
     kept = _tables.get(device)
     key = (kernel, problem.dtype, problem.kept_for, problem.hidden, problem.intermediate)
@@ -121,23 +121,23 @@ def path() -> Path | None:
     return kept.path("tuning.json", VARIABLE)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[TunedEntry]:
     """All choices of the file, of whatever machine; none, with one warning, from a file that is not sound."""
     return kept.read_if_sound(path(), WHAT, _of_content, INSTEAD)
 
 
-def read(file: Path) -> list[Entry]:
+def read(file: Path) -> list[TunedEntry]:
     """All choices of a file; none where there is no file. Raises OSError, and ValueError where it is not sound."""
     return kept.read(file, WHAT, _of_content)
 
 
-def _of_content(content: dict[str, Any]) -> list[Entry]:
+def _of_content(content: dict[str, Any]) -> list[TunedEntry]:
     if content["schema"] != SCHEMA:
         raise ValueError(f"it is not of schema {SCHEMA}")
     return [_entry(**plain) for plain in content["entries"]]
 
 
-def write(content: Iterable[Entry]) -> Path:
+def write(content: Iterable[TunedEntry]) -> Path:
     """Replace the file by these choices, at once; who changes it holds a lock meanwhile. Raises OSError."""
     file = path()
     assert file is not None, "switched off"
@@ -145,20 +145,20 @@ def write(content: Iterable[Entry]) -> Path:
     return file
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: TunedEntry) -> dict[str, Any]:
     plain = asdict(entry)
     del plain["choice"]["why"]
     return plain
 
 
-def machine_of(device: torch.device) -> Machine | None:
+def machine_of(device: torch.device) -> TunedMachine | None:
     """What choices for a device are kept under; None for one that nothing is tuned for."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     properties = torch.cuda.get_device_properties(device)
     version = getattr(triton, "__version__", "")
     capability = f"{properties.major}.{properties.minor}"
-    return Machine(properties.name, capability, torch.__version__, version, sources.of_kernels())
+    return TunedMachine(properties.name, capability, torch.__version__, version, sources.of_kernels())
 
 
 def digest(device: torch.device) -> str:
@@ -180,7 +180,7 @@ def _load(device: torch.device) -> dict[Key, Choice]:
             continue
         dtype = getattr(torch, entry.dtype)
         sizes = entry.tokens, entry.hidden, entry.intermediate
-        problem = Problem(*sizes, dtype, here.major_minor, card=here.gpu)
+        problem = TileProblem(*sizes, dtype, here.major_minor, card=here.gpu)
         reason = why_illegal(entry.kernel, entry.choice, problem)
         if reason:
             file = path()
@@ -191,10 +191,11 @@ def _load(device: torch.device) -> dict[Key, Choice]:
     return table
 
 
-def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], **plain: Any) -> Entry:
+def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], **plain: Any) -> TunedEntry:
     """An entry from its plain form; raises what Python and this function have against it."""
     tile = Tile(**choice["tile"])
-    made = Entry(Machine(**machine), choice=Choice(choice["schedule"], tile), ratio=tuple(map(float, ratio)), **plain)  # type: ignore[arg-type]
+    of_three: Any = tuple(map(float, ratio))
+    made = TunedEntry(TunedMachine(**machine), choice=Choice(choice["schedule"], tile), ratio=of_three, **plain)
     sizes = (made.tokens, made.hidden, made.intermediate, *asdict(tile).values())
     if (
         made.kernel not in KERNELS

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import Dtype, Experts, Extras, Routing, Scope
+from swiglu_bench.cases.cases import Dtype, Experts, Extras, RoutingKind, Scope
 from swiglu_bench.cases.implementation import Offer
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
@@ -53,7 +53,7 @@ one_token = _passes("As in decoding.", tokens=1)
 idle_experts = _passes(
     "Fewer tokens than experts: those without a token have weight gradients of zeros.", tokens=2, experts=Experts(16, 2)
 )
-crowded_expert = _passes("One expert has all tokens.", tokens=300, experts=Experts(4, 1, Routing.SINGLE))
+crowded_expert = _passes("One expert has all tokens.", tokens=300, experts=Experts(4, 1, RoutingKind.SINGLE))
 every_expert = _passes("Each token has every expert.", experts=Experts(4, 4))
 outliers = _passes(
     "Tokens and a few channels far larger than the others, as in trained models; within the same error budget.",

@@ -22,7 +22,7 @@ from swiglu_bench.cases.cases import (
     Extras,
     Mode,
     Precision,
-    Routing,
+    RoutingKind,
     Scope,
     Shape,
 )
@@ -105,7 +105,7 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
     experts = None
     if scope is Scope.EXPERTS:
         count = source.randint(1, MOST_EXPERTS)
-        experts = Experts(count, source.randint(1, count), source.choice(list(Routing)))
+        experts = Experts(count, source.randint(1, count), source.choice(list(RoutingKind)))
     shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
     case = Case(shape, tokens, dtype, scope, source.choice(list(Mode)), source.randrange(2**31), precision)
     kind = "plain" if precision else source.choice(("plain", "plain", "bias", "limit", "packed"))

@@ -19,9 +19,8 @@ from swiglu_bench.cases.cases import WEIGHTS, Case, Dtype
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
-from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
+from swiglu_bench.measure.rounds import Rounds, Rule, TimedCall, run_rounds
 from swiglu_bench.options import WandbOptions
 from swiglu_bench.outlets import Files, Outlets
 from swiglu_bench.request import INTERRUPTED
@@ -201,17 +200,16 @@ class _SplitCase:
         case, ways = self._case, sorted({way for (_, way), row in self._rows.items() if _sound(row)})
         judge = RankRoundJudge(self._court, self._results)
         gbps: dict[bool, float | None] = {}
-        timed: list[interleaved.TimedCall] = []
+        timed: list[TimedCall] = []
         for way in ways:
             self._twin(way)
             if self._court.group.size > 1:
-                timed.append(interleaved.TimedCall(key(COLLECTIVES, way), partial(self._court.take_collectives, way)))
+                timed.append(TimedCall(key(COLLECTIVES, way), partial(self._court.take_collectives, way)))
             self._tell("the ceiling of the collectives", 0.68)
             gbps[way] = self._court.ceiling_gbps(way)
         timed += [contender_of(contender, judge) for contender in self._judged.values()]
         timed += [
-            interleaved.TimedCall(name, partial(_take_unjudged, contender, judge))
-            for name, contender in self._beside.items()
+            TimedCall(name, partial(_take_unjudged, contender, judge)) for name, contender in self._beside.items()
         ]
         rule, bases = default_rule(self._plan.budget_s), [key("eager", way) for way in ways]
 

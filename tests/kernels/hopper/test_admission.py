@@ -12,11 +12,11 @@ import torch
 from swiglu_kernels.hopper import admission, shared
 from swiglu_kernels.hopper.admission import KERNELS, Verdicts
 from swiglu_kernels.runtime import kept, sources
-from swiglu_kernels.tiles.candidates import Problem, shipped
+from swiglu_kernels.tiles.candidates import TileProblem, shipped
 
 GPU = "NVIDIA H100 80GB HBM3"
 NEW = "4.2.0"
-PROBLEM = Problem(1024, 4096, 11008, torch.bfloat16, (9, 0))
+PROBLEM = TileProblem(1024, 4096, 11008, torch.bfloat16, (9, 0))
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from swiglu_kernels.ops.experts import hopper_tiles
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products
 from swiglu_kernels.runtime import backend
 from swiglu_kernels.tiles import here
-from swiglu_kernels.tiles.candidates import Problem, shipped
+from swiglu_kernels.tiles.candidates import TileProblem, shipped
 
 GPU = torch.device("cuda", 0)
 
@@ -36,7 +36,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hopper")
 def test_they_step_aside_for_the_portable_kernels() -> None:
     x, weight = (torch.empty(1024, 1024, dtype=torch.bfloat16, device="meta") for _ in range(2))
-    problem = Problem(1024, 4096, 11008, torch.bfloat16, (9, 0))
+    problem = TileProblem(1024, 4096, 11008, torch.bfloat16, (9, 0))
     for reason, schedule in ((None, "ping-pong"), ("Triton 4.2.0 ran on no GPU", "torch")):
         with by_hand_aside(reason):
             assert hopper_forward.why_not(x, weight, weight, (9, 0)) == reason

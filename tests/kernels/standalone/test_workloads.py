@@ -7,7 +7,7 @@ from swiglu_bench.tasks.tune import difference
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.workloads import Workload, workload
-from swiglu_kernels.tiles.candidates import KERNELS, Problem, candidates
+from swiglu_kernels.tiles.candidates import KERNELS, TileProblem, candidates
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_kernels = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no GPU, and Triton's interpreter is off")
@@ -16,7 +16,7 @@ needs_kernels = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no GP
 def made(kernel: str) -> Workload:
     capability = torch.cuda.get_device_capability() if DEVICE.type == "cuda" else None
     mixture = {"experts": 4, "top_k": 2} if kernel.startswith("experts") else {}
-    return workload(kernel, Problem(20, 48, 64, torch.float16, capability, **mixture), DEVICE)
+    return workload(kernel, TileProblem(20, 48, 64, torch.float16, capability, **mixture), DEVICE)
 
 
 @needs_kernels

@@ -14,7 +14,7 @@ from swiglu_kernels.tiles.candidates import (
     REGISTERS,
     SHARED_BYTES,
     Choice,
-    Problem,
+    TileProblem,
     bucket,
     candidates,
     shipped,
@@ -27,8 +27,8 @@ MIXTURE = {"experts": 64, "top_k": 8}
 TOKENS = [1, 17, 65, 512, 513, 8192]
 
 
-def at(tokens: int = 8192, capability: tuple[int, int] | None = (9, 0), **changes: object) -> Problem:
-    return Problem(**{"tokens": tokens, "hidden": 4096, "intermediate": 11008, "dtype": torch.bfloat16} | changes,
+def at(tokens: int = 8192, capability: tuple[int, int] | None = (9, 0), **changes: object) -> TileProblem:
+    return TileProblem(**{"tokens": tokens, "hidden": 4096, "intermediate": 11008, "dtype": torch.bfloat16} | changes,
                    capability=capability)  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_experts_have_tiles_of_the_routing_s_rows() -> None:
         assert why_illegal("experts-down", candidates("experts-down", problem)[1], kept) is None
 
 
-def schedules(name: str, problem: Problem) -> list[str]:
+def schedules(name: str, problem: TileProblem) -> list[str]:
     return [choice.schedule for choice in candidates(name, problem)]
 
 

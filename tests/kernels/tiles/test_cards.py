@@ -11,7 +11,7 @@ from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.choice import weight_grad_is_by_torch
 from swiglu_kernels.runtime import backend
 from swiglu_kernels.tiles import cards, here, tuning
-from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem, shipped
+from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, TileProblem, shipped
 from swiglu_kernels.tiles.rules import Tile
 
 H100, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H20"
@@ -25,8 +25,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_override", [None])
 
 
-def problem(card: str, tokens: int, hidden: int = 4096, intermediate: int = 11008) -> Problem:
-    return Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0), card=card)
+def problem(card: str, tokens: int, hidden: int = 4096, intermediate: int = 11008) -> TileProblem:
+    return TileProblem(tokens, hidden, intermediate, torch.bfloat16, (9, 0), card=card)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.glu import choice as glu_choice
 from swiglu_kernels.ops.mlp import choice as mlp_choice
 from swiglu_kernels.tiles import here
-from swiglu_kernels.tiles.candidates import KERNELS, Problem, shipped
+from swiglu_kernels.tiles.candidates import KERNELS, TileProblem, shipped
 
 MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200"
 Place = tuple[int, int, int]
@@ -39,7 +39,7 @@ def ruled(part: str, place: Place) -> str:
     by_torch = {"input-grad": input_grad, "weight-grad": weight_grad, "mlp-weight-grad": weight_grad}.get(part)
     if by_torch == "torch" or (part == "mlp-weight-grad" and mlp_choice.down_weight_grad_by_torch(x, intermediate)):
         return "torch"
-    return shipped(part, Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))).schedule
+    return shipped(part, TileProblem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))).schedule
 
 
 def way(part: str, place: Place, us: dict[str, float]) -> str:

@@ -21,9 +21,9 @@ from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weigh
 from swiglu_kernels.runtime import sources
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.candidates import Choice, Problem
+from swiglu_kernels.tiles.candidates import Choice, TileProblem
 from swiglu_kernels.tiles.rules import Tile
-from swiglu_kernels.tiles.tuning import Entry
+from swiglu_kernels.tiles.tuning import TunedEntry
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tuning.forget()
 
 
-def keep(*entries: Entry) -> None:
+def keep(*entries: TunedEntry) -> None:
     tuning.write(entries)
     tuning.forget()
 
@@ -290,13 +290,13 @@ class TestByHandOrPortable:
         for tokens in (65, hopper_row.MOST_TOKENS):
             assert self.launch(tokens) == (hopper_row.__name__, hopper_row.tile_for(N, 132))
         for tokens in (129, 512, 8192):
-            choice = forward_by_hand(Problem(tokens, K, N, torch.float16, (9, 0)), False)
+            choice = forward_by_hand(TileProblem(tokens, K, N, torch.float16, (9, 0)), False)
             module = {"ping-pong": hopper_forward, "transposed": hopper_transposed}[choice.schedule]
             assert self.launch(tokens) == (module.__name__, choice.tile)
 
     def test_by_hand_for_few_tokens(self) -> None:
         tile = replace(hopper_forward.TILE, stages=4, group=8)
-        problem = Problem(8, K, N, torch.float16, (9, 0))
+        problem = TileProblem(8, K, N, torch.float16, (9, 0))
         with tuning.forced(CPU, "forward", problem, Choice("ping-pong", tile)):
             assert self.launch(8) == (hopper_forward.__name__, tile)
             assert isinstance(self.launch(8, biases=(matrix(N), matrix(N))), Launch), "tuned without biases"
@@ -306,7 +306,7 @@ class TestByHandOrPortable:
             assert self.launch(8) == (hopper_row.__name__, row)
 
     def test_portable_for_many(self) -> None:
-        problem = Problem(128, K, N, torch.float16, (9, 0))
+        problem = TileProblem(128, K, N, torch.float16, (9, 0))
         with tuning.forced(CPU, "forward", problem, ENTRY.choice):
             launch = self.launch(100)
             assert isinstance(launch, Launch)
@@ -315,7 +315,7 @@ class TestByHandOrPortable:
 
 
 def test_forced_leaves_no_trace() -> None:
-    problem = Problem(8, 32, 64, torch.float16, None)
+    problem = TileProblem(8, 32, 64, torch.float16, None)
     before = dict(tuning._tables)
 
     def fail() -> None:

@@ -10,16 +10,16 @@ from swiglu_kernels.ops.experts.routing import capacity
 from swiglu_kernels.runtime.backend import Capability, capability_of
 from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import here
-from swiglu_kernels.tiles.candidates import KERNELS, Kernel, Problem
+from swiglu_kernels.tiles.candidates import KERNELS, Kernel, TileProblem
 from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_tile_rows, expert_weight_grad_tile, fp8_expert_tile
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 
-def _expert(at: Problem, aligned: bool) -> Tile:
+def _expert(at: TileProblem, aligned: bool) -> Tile:
     return expert_tile(at.kept_for, at.dtype, at.capability, aligned)
 
 
-def _expert_weight_grad(at: Problem, aligned: bool) -> Tile:
+def _expert_weight_grad(at: TileProblem, aligned: bool) -> Tile:
     rows = capacity(at.tokens * at.top_k, at.experts, at.kept_for) // at.experts if at.experts else 2 * at.kept_for
     return expert_weight_grad_tile(rows, at.dtype, at.capability, aligned)
 

@@ -48,8 +48,8 @@ from swiglu_kernels.tiles.candidates import (
     SECTOR,
     Choice,
     Kernel,
-    Problem,
     Schedule,
+    TileProblem,
     by_hand_is_possible,
     rows_begin_at,
 )
@@ -87,7 +87,7 @@ def portable_is_slower(tokens: int, hidden: int, measured: bool) -> bool:
     return hidden % SECTOR > 0 or tokens > (PORTABLE_TOKENS if measured else UNMEASURED_TOKENS)
 
 
-def forward_is_by_torch(at: Problem, by_hand: bool) -> bool:
+def forward_is_by_torch(at: TileProblem, by_hand: bool) -> bool:
     """Whether a forward for which nothing was tuned is `torch`; `by_hand`: whether a kernel by hand can take it."""
     if 0 in (at.tokens, at.hidden, at.intermediate):
         return False
@@ -96,12 +96,12 @@ def forward_is_by_torch(at: Problem, by_hand: bool) -> bool:
     return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
 
 
-def _plain_forward_is_by_torch(at: Problem) -> bool:
+def _plain_forward_is_by_torch(at: TileProblem) -> bool:
     kernel = "row forward" if at.tokens <= hopper_row.MOST_TOKENS else "forward"
     return at.capability is not None and forward_is_by_torch(at, by_hand_is_possible(at, kernel))
 
 
-def weight_grad_is_by_torch(at: Problem) -> bool:
+def weight_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether d_w_gate and d_w_up are PyTorch's products where nothing was tuned."""
     if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
         return False
@@ -117,7 +117,7 @@ def weight_grad_is_by_torch(at: Problem) -> bool:
     return at.tokens > UNALIGNED_ROWS_TOKENS or elements > UNALIGNED_ROWS_ELEMENTS
 
 
-def forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
+def forward_by_hand(at: TileProblem, stores_preact: bool) -> Choice | None:
     """Return what makes the forward on Hopper where nothing was tuned; None: the portable kernel."""
     if at.tokens > hopper_row.MOST_TOKENS:
         tile = hopper_transposed.tile_for(at.tokens, at.hidden, at.intermediate, at.multiprocessors, stores_preact)
@@ -132,14 +132,14 @@ def forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
     return Choice("cooperative", hopper_row.tile_for(at.intermediate, at.multiprocessors))
 
 
-def _sum_by_hand(problem: Problem) -> Choice | None:
+def _sum_by_hand(problem: TileProblem) -> Choice | None:
     at = problem.tokens, problem.hidden, problem.multiprocessors
     if not hopper_products.fills(*at):
         return None
     return product_choice("cooperative" if hopper_products.sum_schedule(*at) == "cooperative" else "ping-pong")
 
 
-def ping_pong(_: Problem) -> Choice:
+def ping_pong(_: TileProblem) -> Choice:
     """Return the schedule of transposed products, which have one."""
     return product_choice("ping-pong")
 
@@ -152,42 +152,42 @@ def product_choice(schedule: Schedule) -> Choice:
     return Choice(schedule, tile)
 
 
-def product_tiles(*schedules: Schedule) -> dict[Schedule, Callable[[Problem], tuple[Tile, ...]]]:
+def product_tiles(*schedules: Schedule) -> dict[Schedule, Callable[[TileProblem], tuple[Tile, ...]]]:
     """Return the tiles of schedules of `hopper_products.py`, as `Kernel.by_hand` has them."""
 
-    def tiles_of(schedule: Schedule) -> Callable[[Problem], tuple[Tile, ...]]:
+    def tiles_of(schedule: Schedule) -> Callable[[TileProblem], tuple[Tile, ...]]:
         return lambda _: (product_choice(schedule).tile,)
 
     return {schedule: tiles_of(schedule) for schedule in schedules}
 
 
-def _ping_pong_tiles(_: Problem) -> tuple[Tile, ...]:
+def _ping_pong_tiles(_: TileProblem) -> tuple[Tile, ...]:
     return tuple(replace(hopper_forward.TILE, columns=columns) for columns in hopper_forward.COLUMNS)
 
 
-def _transposed_tiles(at: Problem) -> tuple[Tile, ...]:
+def _transposed_tiles(at: TileProblem) -> tuple[Tile, ...]:
     return tuple(hopper_transposed.tiles(at.tokens, at.hidden, at.intermediate, at.multiprocessors))
 
 
-def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
+def _row_tiles(problem: TileProblem) -> tuple[Tile, ...]:
     if problem.tokens > hopper_row.MOST_TOKENS:
         return ()
     return (hopper_row.tile_for(problem.intermediate, problem.multiprocessors),)
 
 
-def _forward(at: Problem, aligned: bool) -> Tile:
+def _forward(at: TileProblem, aligned: bool) -> Tile:
     return forward_tile(at.tokens, at.hidden, at.intermediate, at.dtype, at.capability, aligned, at.multiprocessors)
 
 
-def _recompute(at: Problem, aligned: bool) -> Tile:
+def _recompute(at: TileProblem, aligned: bool) -> Tile:
     return recompute_tile(at.tokens, at.dtype, at.capability, aligned)
 
 
-def _input_grad(at: Problem, aligned: bool, on_the_fly: bool = False) -> Tile:
+def _input_grad(at: TileProblem, aligned: bool, on_the_fly: bool = False) -> Tile:
     return input_grad_tile(at.tokens, at.dtype, at.capability, aligned, on_the_fly)
 
 
-def _weight_grad(at: Problem, aligned: bool) -> Tile:
+def _weight_grad(at: TileProblem, aligned: bool) -> Tile:
     return weight_grad_tile(at.intermediate, at.dtype, at.capability, aligned)
 
 

@@ -17,7 +17,7 @@ from swiglu_kernels.tiles.candidates import (
     LINE,
     Choice,
     Kernel,
-    Problem,
+    TileProblem,
     by_hand_is_possible,
     rows_begin_at,
 )
@@ -25,7 +25,7 @@ from swiglu_kernels.tiles.rules import Tile, down_backward_tile, down_weight_gra
 from swiglu_kernels.tiles.tuning import lookup
 
 
-def hidden_grad_is_by_torch(at: Problem) -> bool:
+def hidden_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether an MLP's d_gate, d_up and h are, with plain SiLU, where nothing was tuned."""
     if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
         return False
@@ -34,7 +34,7 @@ def hidden_grad_is_by_torch(at: Problem) -> bool:
     return not (by_hand and in_lines and hopper_products.gate_pays(at.tokens, at.intermediate))
 
 
-def down_weight_grad_is_by_torch(at: Problem) -> bool:
+def down_weight_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether d_w_down is, where nothing was tuned."""
     if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
         return False
@@ -44,15 +44,15 @@ def down_weight_grad_is_by_torch(at: Problem) -> bool:
     return not fills or not cards.weight_grad_by_hand(at.card, at.tokens, at.hidden * at.intermediate)
 
 
-def _gate_by_hand(at: Problem) -> Choice | None:
+def _gate_by_hand(at: TileProblem) -> Choice | None:
     return product_choice("gate") if hopper_products.gate_pays(at.tokens, at.intermediate) else None
 
 
-def _down_backward(at: Problem, aligned: bool) -> Tile:
+def _down_backward(at: TileProblem, aligned: bool) -> Tile:
     return down_backward_tile(at.tokens, at.dtype, at.capability, aligned)
 
 
-def _down_weight_grad(at: Problem, aligned: bool) -> Tile:
+def _down_weight_grad(at: TileProblem, aligned: bool) -> Tile:
     return down_weight_grad_tile(at.hidden, at.dtype, at.capability, aligned)
 
 

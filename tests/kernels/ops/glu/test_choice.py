@@ -18,7 +18,7 @@ from swiglu_kernels.ops.glu.hopper_forward import TILE
 from swiglu_kernels.ops.mlp import choice as mlp_choice
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.tiles import candidates, here
-from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem
+from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, TileProblem
 
 CPU = torch.device("cpu")
 CLAMPED = Formula(alpha=1.702, limit=1.0, up_offset=1.0)
@@ -131,7 +131,7 @@ def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, 
     kernel, suffix = ("forward-preact", " storing") if stored else ("forward", "")
     ruled, ping_pong = [], []
     for place, us in times.items():
-        choice = candidates.shipped(kernel, Problem(*place, torch.bfloat16, (9, 0)))
+        choice = candidates.shipped(kernel, TileProblem(*place, torch.bfloat16, (9, 0)))
         name = "two"
         if choice.schedule == "ping-pong":
             name = f"ping-pong {choice.tile.columns}{suffix}"
@@ -174,7 +174,7 @@ def test_where_nothing_was_measured_torch_multiplies(tokens: int, expected: bool
     assert by_torch(x, weight) is expected
     for hidden in (16, 24):  # what `tune` calls shipped is what runs
         x, weight = torch.empty(tokens, hidden), torch.empty(16, hidden)
-        what = candidates.shipped("forward", Problem(tokens, hidden, 16, x.dtype, (8, 0))) == BY_TORCH
+        what = candidates.shipped("forward", TileProblem(tokens, hidden, 16, x.dtype, (8, 0))) == BY_TORCH
         assert by_torch(x, weight) is what
     x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
     assert glu_choice.resolve("auto", "auto", "auto", x, 16) == ("torch", "preact", "torch")
