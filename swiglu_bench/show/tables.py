@@ -293,9 +293,24 @@ def tp_tables(rows: Sequence[Record]) -> Iterator[RenderableType]:
             f"Of the slowest rank. {legend(('ratio', 'single_ms', 'efficiency'))} ±: half the 95% interval.", "dim"
         )
         yield Text(legend(FIGURES_OF_RANKS), "dim")
-    yield from map(Text, missing(rows))
-    alone = [(row.single_reason, row.implementation) for row in timed if row.single_reason]
+    for status, own in grouped((row for row in rows if row.status is not Status.OK), attrgetter("status")).items():
+        yield from map(Text, by_reason(status, _with_cases(own, rows, "reason")))
+    alone = _with_cases([row for row in timed if row.single_reason], rows, "single_reason")
     yield from map(Text, by_reason("no time without collectives or on one GPU", alone))
+
+
+def _with_cases(own: Sequence[Record], rows: Sequence[Record], reason: str) -> Iterator[tuple[str, str]]:
+    """Each row's reason and implementation, which has its cases beside it unless it holds for all."""
+    every = len(unique(map(_ranks_case, rows)))
+    for (why, name), same in grouped(own, attrgetter(reason, "implementation")).items():
+        cases = unique(map(_ranks_case, same))
+        more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+        yield why, name if len(cases) == every else f"{name} at {cases[0]}{more}"
+
+
+def _ranks_case(row: Record) -> str:
+    split = "split sequence" if row.sequence_parallel else "all tokens"
+    return f"{row.mode} {row.shape} {row.dtype} {row.tokens} tokens, {split}"
 
 
 def _ranks_grid(title: str, rows: Sequence[Record], columns: Sequence[Column], note: str) -> Grid:
@@ -323,9 +338,7 @@ def _ranks_noise(rows: Sequence[Record]) -> str:
 
 def tp_line(row: Record) -> str:
     """A row of `tp` without a table."""
-    split = "split sequence" if row.sequence_parallel else "all tokens"
-    case = f"{row.mode} {row.shape} {row.dtype} {row.tokens} tokens, {split}"
-    what = f"{row.ranks} ranks {case} {row.implementation}"
+    what = f"{row.ranks} ranks {_ranks_case(row)} {row.implementation}"
     if row.time_ms is None:
         return f"{what} {row.status}: {row.reason}"
     ratio = "" if row.ratio is None else f" ({row.ratio:.3f} of eager, {row.verdict})"
