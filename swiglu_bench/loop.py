@@ -22,7 +22,7 @@ from swiglu_bench.resume import Fingerprints, Remaining
 from swiglu_bench.rows.csv_table import reason, typed
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import Writer
-from swiglu_bench.show.console import ConsoleWriter, Tables
+from swiglu_bench.show.console import ConsoleWriter, Screen, Tables
 from swiglu_bench.show.ranking import totals, write_totals
 from swiglu_bench.show.table import nothing_done
 from swiglu_bench.show.tables import memory_tables, verify_detail_tables, verify_tables, workload_tables
@@ -172,28 +172,13 @@ def rows(
                 yield from (row.end(Status.ERROR, given_up) for row in blanks)
 
 
-class _Screen:
-    """What a sweep says."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def say(self, text: str, style: str = "") -> None:
-        """A line of text."""
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        """A warning."""
-        self.say(f"Warning: {text}", style="yellow")
-
-
 def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
     """Run all cases; 0 when every row is ok or skipped, 1 with an incorrect one or an error, 130 when interrupted.
 
     It is 1 as well where rows could not be kept, or where no row that was asked for is ok. Writers in `also` get every
     row, those kept by `resume` first.
     """
-    screen, options, settings = _Screen(console), request.options, request.settings
+    screen, options, settings = Screen(console), request.options, request.settings
     interrupted = failed = False
     with opened(request, this, screen.warn) as into:
         settings = dataclasses.replace(settings, folder=into.folder)
@@ -236,7 +221,7 @@ def sweep(request: Request, task: CaseTask, this: Machine, console: Console, als
 
 def _run_cases(
     request: Request, task: CaseTask, remaining: Remaining, into: Opened, shown: ConsoleWriter,
-    also: Sequence[Writer], screen: _Screen,
+    also: Sequence[Writer], screen: Screen,
 ) -> None:  # fmt: skip
     """Run what remains; each row goes to the files and W&B before it is shown."""
     options, settings = request.options, request.settings
@@ -267,7 +252,7 @@ def _warn_of_load(device_type: str, warn: Say) -> None:
         warn(f"{why} Times will vary, and there will be fewer verdicts.")
 
 
-def _show_workload(request: Request, into: Opened, found: Sequence[Record], console: Console, screen: _Screen) -> bool:
+def _show_workload(request: Request, into: Opened, found: Sequence[Record], console: Console, screen: Screen) -> bool:
     """The workload's totals, to their file and the screen; whether the file could be written."""
     written = True
     if into.folder:

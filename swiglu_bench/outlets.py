@@ -16,6 +16,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.options import WandbOptions
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Record
+from swiglu_bench.show.console import Screen
 from swiglu_bench.show.csv_file import CsvFile
 from swiglu_bench.show.table import nothing_done
 from swiglu_bench.show.wandb_run import WandbRun
@@ -35,12 +36,13 @@ class Files:
     """What a folder with other runs adds to `about`; raises BadInput where it may not have any."""
 
 
-class Outlets(ExitStack):
+class Outlets(ExitStack, Screen):
     """What takes rows; `about` becomes run.json. All that was opened is closed at the end of the `with` block."""
 
     def __init__(self, this: Machine, about: dict[str, Any], console: Console) -> None:
-        super().__init__()
-        self.this, self.console = this, console
+        ExitStack.__init__(self)
+        Screen.__init__(self, console)
+        self.this = this
         self.about: dict[str, Any] = about | {"machine": this.as_dict()}
         self.folder: Path | None = None
         self.files: CsvFile | None = None
@@ -74,11 +76,3 @@ class Outlets(ExitStack):
         if nothing:
             self.warn(nothing)
         return bool(nothing)
-
-    def say(self, text: str, style: str = "") -> None:
-        """A line for people."""
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        """A line that needs attention."""
-        self.say(f"Warning: {text}", "yellow")

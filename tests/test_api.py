@@ -18,7 +18,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.options import TimingOptions
 from swiglu_bench.rows.csv_table import cell
 from swiglu_bench.rows.record import COLUMNS
-from swiglu_bench.rows.run_folder import read_records
+from swiglu_bench.rows.run_folder import frame_of, read_rows
 
 FORWARD = ROOT / "results/nvidia-h200/forward-narrow"
 TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}
@@ -75,7 +75,7 @@ def test_files_are_written_where_they_are_asked_for(tmp_path: Path, capsys: pyte
 
 def test_a_finished_run_is_loaded_and_compared() -> None:
     run = swiglu_bench.load(FORWARD)
-    assert len(run.frame) == len(read_records(FORWARD))
+    assert len(run.frame) == len(frame_of(read_rows(FORWARD)))
     against = run.compare(run)
     assert against.outcome == "fine"
     assert not against.warnings

@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,11 +44,15 @@ def named(file: Path, line: int | None = None, name: str = "") -> str:
     return place if line is None else f"{place}:{line} {name}".rstrip()
 
 
+@functools.cache
+def every_node() -> list[tuple[Path, ast.AST]]:
+    """Every node of the source, in the file that it is of: all counts of names and functions read these."""
+    trees = ((file, ast.parse(file.read_text(encoding="utf-8"))) for file in files(SUITE, KERNELS))
+    return [(file, node) for file, tree in trees for node in ast.walk(tree)]
+
+
 def nodes(kind: type | tuple[type, ...]) -> Iterator[tuple[Path, Any]]:
-    for file in files(SUITE, KERNELS):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, kind):
-                yield file, node
+    return ((file, node) for file, node in every_node() if isinstance(node, kind))
 
 
 def is_jit(function: Function) -> bool:
@@ -56,6 +61,7 @@ def is_jit(function: Function) -> bool:
     return any(ast.unparse(decorator).split(".")[-1] in {"jit", "constexpr_function"} for decorator in decorators)
 
 
+@functools.cache
 def functions() -> dict[str, tuple[int, int, bool]]:
     """Of each function its lines, its arguments without self, and whether it is a jit function."""
     found = {}

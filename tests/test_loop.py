@@ -118,7 +118,7 @@ def test_a_row_is_on_the_disk_before_the_next_is_asked_for() -> None:
     def task(*_: object) -> Iterator[Record]:
         for tokens in (1, 2, 3):
             yield a_record(tokens=tokens)
-            seen.append(len(run_folder.read_records(Path("run"))))
+            seen.append(len(run_folder.frame_of(run_folder.read_rows(Path("run")))))
 
     run_sweep(task, out=Path("run"))
     assert seen == [1, 2, 3]
@@ -134,7 +134,7 @@ def test_every_writer_gets_every_row_and_is_closed(end: BaseException | None) ->
         assert lines[4:] == (["Interrupted: 2 rows were kept."] if end else [])
     (run,) = FakeWandb.opened
     assert (run.rows, run.closed) == ([OK, INCORRECT], 1)
-    assert list(run_folder.read_records(Path("run"))["status"]) == ["ok", "incorrect"]
+    assert list(run_folder.frame_of(run_folder.read_rows(Path("run")))["status"]) == ["ok", "incorrect"]
     about = json.loads(Path("run/run.json").read_text(encoding="utf-8"))
     assert (about["command"], about["run_id"]) == (SETTINGS.command, SETTINGS.run_id)
     assert about["machine"] == THIS.as_dict()
@@ -196,14 +196,14 @@ def test_resume_continues_where_it_ended_and_a_kept_row_that_failed_fails_the_sw
     ran, text = resume(again)
     assert ran == [3]
     assert "2 of 3 cases are finished in run and are kept." in text
-    rows = run_folder.read_records(Path("run"))
+    rows = run_folder.frame_of(run_folder.read_rows(Path("run")))
     assert list(rows["tokens"]) == [1, 1, 2, 2, 3, 3]
     assert len(set(rows["fingerprint"])) == 6
     assert resume(again)[0] == []
     cases = [dataclasses.replace(CASES[0], tokens=INCORRECT.tokens, mode=INCORRECT.mode)]
     failed = [play(INCORRECT, cases=cases, out=Path("failed"), resume=True)[0] for _ in range(2)]
     assert failed == [1, 1]
-    assert len(run_folder.read_records(Path("failed"))) == 1
+    assert len(run_folder.frame_of(run_folder.read_rows(Path("failed")))) == 1
 
 
 def test_resume_replaces_a_case_that_is_cut_short_or_was_run_with_other_settings() -> None:
@@ -211,14 +211,14 @@ def test_resume_replaces_a_case_that_is_cut_short_or_was_run_with_other_settings
     path = Path("run/records.csv")
     path.write_bytes(path.read_bytes()[:-30])  # a row cut short
     with pytest.warns(CutShort, match="run/records.csv"):
-        assert len(run_folder.read_records(Path("run"))) == 5
+        assert len(run_folder.frame_of(run_folder.read_rows(Path("run")))) == 5
     ran, text = resume(dataclasses.replace(SETTINGS, run_id="second"))
     assert ran == [3]
     (told,) = (line for line in text.splitlines() if line.startswith("Warning: run/records.csv"))
     assert "--resume" in told
     otherwise = dataclasses.replace(SETTINGS, run_id="third", cold_l2=False)
     assert resume(otherwise, kill_at=3)[0] == [1, 2]
-    rows = run_folder.read_records(Path("run"))
+    rows = run_folder.frame_of(run_folder.read_rows(Path("run")))
     assert sorted(zip(rows["tokens"], rows["run_id"], strict=True)) == [
         (1, "third"), (1, "third"), (2, "third"), (2, "third"), (3, "second"), (3, "second"),
     ]  # fmt: skip
@@ -235,7 +235,7 @@ def test_a_folder_with_rows_needs_resume_or_force() -> None:
             play(OK, **options)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     play(OK, out=run, force=True)
-    assert list(run_folder.read_records(run)["status"]) == ["ok"]
+    assert list(run_folder.frame_of(run_folder.read_rows(run))["status"]) == ["ok"]
 
 
 def test_it_is_told_when_nothing_that_was_asked_for_was_timed() -> None:

@@ -136,14 +136,6 @@ def read_layout(file: Path, kind: str) -> list[Record]:
     return csv_table.read(file, Record, layout.file, partial(row_of, kind, about), layout.called)
 
 
-def read_records(path: Path) -> pandas.DataFrame:
-    """The rows of a records.csv as a data frame, with a type per column; missing figures are NaN or NA.
-
-    Raises BadInput as `read_rows` does.
-    """
-    return frame_of(read_rows(path))
-
-
 def frame_of(records: Sequence[Record]) -> pandas.DataFrame:
     """Records as a data frame, with a type per column: those of records.csv, then those that their own file has."""
     import pandas

@@ -28,6 +28,21 @@ NARROW = 70
 """Below this width the progress line has no times in it, so that what is being done can be read."""
 
 
+class Screen:
+    """Lines of text between the tables and bars of a command."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line for people."""
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A line that needs attention."""
+        self.say(f"Warning: {text}", style="yellow")
+
+
 class ConsoleWriter:
     """Collects rows and shows them; `tables` says which tables a command shows.
 

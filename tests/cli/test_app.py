@@ -173,7 +173,7 @@ def programs_that_print_into(file: Path) -> list[str]:
 
 
 def finished() -> list[tuple[str, int, str]]:
-    rows = run_folder.read_records(Path("run"))
+    rows = run_folder.frame_of(run_folder.read_rows(Path("run")))
     return list(zip(rows["implementation"], rows["tokens"], rows["run_id"], strict=True))
 
 

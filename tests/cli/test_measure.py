@@ -41,7 +41,7 @@ def user_file() -> Path:
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = run_folder.read_records(Path(folder)).to_dict("records")
+    rows: list[dict[str, Any]] = run_folder.frame_of(run_folder.read_rows(Path(folder))).to_dict("records")
     return rows
 
 

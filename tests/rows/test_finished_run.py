@@ -23,7 +23,7 @@ from swiglu_bench.rows.finished_run import (
     training_folder,
 )
 from swiglu_bench.rows.record import GpuState, Record, Status, TensorCheck
-from swiglu_bench.rows.run_folder import read_records
+from swiglu_bench.rows.run_folder import frame_of, read_rows
 
 STATES = (GpuState(1980.0, 120.5, 40.0, ""), GpuState(None, 99.0, None, "power-brake"))
 CHECK = TensorCheck(
@@ -56,7 +56,7 @@ def test_what_was_written_is_read(folder: Path, run: FinishedRun) -> None:
     assert (run.command, run.about, run.place) == ("forward", ABOUT, folder)
     assert load_run(folder / "records.csv").place == folder
     assert load_run(folder, beside=False).records[0].samples_ms == ()
-    pandas.testing.assert_frame_equal(run.frame, read_records(folder))
+    pandas.testing.assert_frame_equal(run.frame, frame_of(read_rows(folder)))
 
 
 def test_the_committed_runs_are_found_and_can_be_read() -> None:

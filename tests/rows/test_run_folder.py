@@ -11,7 +11,7 @@ from specimens import a_bare_record
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
-from swiglu_bench.rows.run_folder import create_folder, read_records, read_rows, write_run_file
+from swiglu_bench.rows.run_folder import create_folder, frame_of, read_rows, write_run_file
 from swiglu_bench.show.csv_file import CsvFile
 
 
@@ -69,7 +69,7 @@ def test_values_and_types_come_back(tmp_path: Path) -> None:
         a_bare_record(status=Status.SKIPPED, reason="None, or null", comparable=False, gradients=""),
     )
     for path in (tmp_path, tmp_path / "records.csv"):
-        frame = read_records(path)
+        frame = frame_of(read_rows(path))
         assert tuple(frame.columns) == COLUMNS
         kinds = {"tokens": "int64", "flops": "Int64", "time_ms": "float64", "comparable": "bool"}
         assert {name: str(frame[name].dtype) for name in kinds} == kinds
@@ -112,7 +112,7 @@ def test_an_older_schema_reads_with_empty_columns(tmp_path: Path, schema: int) -
     cells = {name: value for name, value in a_bare_record(time_ms=1.5).row().items() if name in old}
     texts = ["" if value is None else str(value).lower() for value in (cells | {"schema": schema}).values()]
     (tmp_path / "records.csv").write_text(",".join(cells) + "\n" + ",".join(texts) + "\n")
-    frame = read_records(tmp_path)
+    frame = frame_of(read_rows(tmp_path))
     assert tuple(frame.columns) == COLUMNS
     assert (frame["time_ms"][0], frame["schema"][0], frame["remarks"][0]) == (1.5, schema, "")
     missing = [name for name in COLUMNS if name not in old]
