@@ -316,7 +316,8 @@ def test_memory_is_what_arithmetic_predicts(entry: Implementation, scope: Scope,
 )
 @pytest.mark.parametrize("tokens", [512, 8192])
 def test_memory_of_the_kernels_is_what_arithmetic_predicts(entry: Implementation, scope: Scope, tokens: int) -> None:
-    """Within 1%: the allocator rounds up, and cuBLAS may keep a workspace."""
+    """Within 1%: the allocator rounds up, and cuBLAS may keep a workspace. Where `auto` has PyTorch make the weights'
+    gradients one after the other, as on an H100, h may be gone before the last of them."""
     case = small_case(
         scope=scope, tokens=tokens, dtype=Dtype.BFLOAT16, shape=Shape("medium", 2048, 8192, "made up", (tokens,))
     )
@@ -325,4 +326,7 @@ def test_memory_of_the_kernels_is_what_arithmetic_predicts(entry: Implementation
         for _ in range(3):  # what is recorded in the first two calls gives some tensors back sooner
             built.train(ONE)
     use = built.memory(ONE)
-    assert (use.saved_bytes, use.peak_bytes) == pytest.approx(predicted_memory(case, entry.footprints[scope]), rel=0.01)
+    saved, peak = predicted_memory(case, entry.footprints[scope])
+    in_turn = peak - tokens * 8192 * 2 if entry.name == "fused-mlp-recompute" else peak
+    assert use.saved_bytes == pytest.approx(saved, rel=0.01)
+    assert use.peak_bytes in (pytest.approx(peak, rel=0.01), pytest.approx(in_turn, rel=0.01))

@@ -10,6 +10,9 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+
+pytest.importorskip("altair", reason="the extra `report` is not installed")
+
 from command_line import parser, swiglu_bench
 from reported import write
 from specimens import a_record

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 
+pytest.importorskip("altair", reason="the extra `report` is not installed")
+
 from swiglu_bench.show.drawing import Style, linear_range, log_range, slots, spread
 
 
