@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
-from swiglu_bench.contenders.peers import gate_gradient
+from swiglu_bench.contenders.around import joined, under_compile
+from swiglu_bench.contenders.peers import LIGER, QUACK, gate_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,36 +27,20 @@ GROUPED_ALIGNMENT = 8
 """torch's grouped product needs rows that step by 16 bytes."""
 
 
-def packed(
-    problem: Problem, forward_of: Callable[[Mapping[str, Tensor]], Forward], interleaved: bool | None = None
-) -> Step:
+_row = partial(implementation, scopes=(Scope.EXPERTS,), weight_layout="packed")
+
+
+def packed(problem: Problem, forward_of: Callable[[Mapping[str, Tensor]], Forward], interleaved: bool = False) -> Step:
     """The Step of what `forward_of` makes of the parameters: w_gate_up, w_down and, where there are biases, theirs.
 
-    `interleaved` None: as the model has it.
+    Gate and up lie as the model has them, or `interleaved`.
     """
-    import torch
-
-    own = problem.parameters
-    trains = own["w_gate"].requires_grad
-    kinds = ("w", "bias") if problem.biases else ("w",)
-    interleaved = problem.extras.interleaved if interleaved is None else interleaved
-    join = partial(torch.stack, dim=2) if interleaved else partial(torch.cat, dim=1)
-    for kind in kinds:
-        joined = join([own.pop(f"{kind}_gate").detach(), own.pop(f"{kind}_up").detach()])
-        own[f"{kind}_gate_up"] = (joined.flatten(1, 2) if interleaved else joined).requires_grad_(trains)
+    own, to_canonical = joined(problem, interleaved or problem.extras.interleaved)
     compute = forward_of(own)
 
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows, index, weights = (value.flatten(0, -2) for value in (x, top_k_index, top_k_weights))
         return compute(rows, index, weights).view_as(x)
-
-    def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        for kind in kinds:
-            if f"{kind}_gate_up" in gradients:
-                both = gradients.pop(f"{kind}_gate_up")
-                pair = both.unflatten(1, (-1, 2)).unbind(2) if interleaved else both.chunk(2, 1)
-                gradients[f"{kind}_gate"], gradients[f"{kind}_up"] = pair
-        return gradients
 
     return Step(forward, own, to_canonical)
 
@@ -125,7 +110,15 @@ def of_each_row(bias: Tensor, expert: Tensor) -> Tensor:
     return bias.float()[expert].to(bias.dtype)
 
 
-def _grouped(problem: Problem) -> Step:
+@_row(
+    "grouped",
+    description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
+    usage='model.set_experts_implementation("grouped_mm")  # transformers',
+    offers=("bias", "limit"),
+    multiple=GROUPED_ALIGNMENT,
+)
+def grouped(problem: Problem) -> Step:
+    """Without what transformers' spends on experts that lie on other ranks."""
     import torch
 
     product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
@@ -144,26 +137,10 @@ def _grouped(problem: Problem) -> Step:
     return packed(problem, of)
 
 
-@implementation(
-    "grouped",
-    scopes=(Scope.EXPERTS,),
-    description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
-    usage='model.set_experts_implementation("grouped_mm")  # transformers',
-    weight_layout="packed",
-    offers=("bias", "limit"),
-    multiple=GROUPED_ALIGNMENT,
-)
-def grouped(problem: Problem) -> Step:
-    """Without what transformers' spends on experts that lie on other ranks."""
-    return _grouped(problem)
-
-
-@implementation(
+@_row(
     "grouped-compile",
-    scopes=(Scope.EXPERTS,),
     description="grouped under torch.compile (Inductor, fullgraph, static shapes)",
     usage='model.set_experts_implementation("grouped_mm"); model = torch.compile(model)  # transformers',
-    weight_layout="packed",
     backend="inductor",
     offers=("bias", "limit"),
     multiple=GROUPED_ALIGNMENT,
@@ -171,19 +148,13 @@ def grouped(problem: Problem) -> Step:
 )
 def grouped_compiled(problem: Problem) -> Step:
     """torch.compile's default mode."""
-    import torch
-
-    step = _grouped(problem)
-    step.forward = torch.compile(step.forward, fullgraph=True, dynamic=False)
-    return step
+    return under_compile(grouped.build(problem))
 
 
-@implementation(
+@_row(
     "batched",
-    scopes=(Scope.EXPERTS,),
     description="weights copied for each row, torch.bmm: those of its expert; weighted sum; as in transformers",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
-    weight_layout="packed",
     offers=("bias", "limit"),
     most_tokens=16,  # of Mixtral's experts, that is 11 GB of copies
 )
@@ -209,17 +180,13 @@ def batched(problem: Problem) -> Step:
     return packed(problem, of)
 
 
-@implementation(
+@_row(
     "liger-experts",
-    scopes=(Scope.EXPERTS,),
     description="liger-kernel's LigerFusedMoEFunction: autotuned Triton kernels for all of it",
     usage="from liger_kernel.transformers import apply_liger_kernel_to_qwen3_moe; apply_liger_kernel_to_qwen3_moe()",
     tf32=True,  # on an H100 an output was 2.4e-3 off, eager's 1.5e-7
-    weight_layout="packed",
-    backend="triton",
-    package="liger_kernel",
     imports="liger_kernel.ops.fused_moe",
-    interpretable="liger-kernel passes a float where Triton's interpreter needs a tensor; it runs on a GPU only.",
+    **LIGER,
 )
 def liger_experts(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerExperts calls it."""
@@ -234,18 +201,11 @@ def liger_experts(problem: Problem) -> Step:
     return packed(problem, of)
 
 
-@implementation(
+@_row(
     "quack-experts",
-    scopes=(Scope.EXPERTS,),
     description="QuACK's grouped products: with gather and gate (CuTe DSL), interleaved weights; sort and sum by torch",
-    weight_layout="interleaved",
-    backend="cutlass",
-    package="quack",
-    imports="quack.gemm_interface",
-    gpus=(9, 10, 11, 12),
-    dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
-    multiple=8,  # rows must step by 16 bytes
     usage="from quack.gemm_interface import gemm_gated; gemm_gated(x, w_gate_up.mT, cu_seqlens_m=starts, A_idx=tokens)",
+    **QUACK,
 )
 def quack_experts(problem: Problem) -> Step:
     """QuACK has the products and the gate; the backward of the gate is torch.compile's, as in its dense row."""
@@ -342,11 +302,9 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
         return packed(problem, of)
 
     arguments = "".join(f", {name}={value!r}" for name, value in choices.items())
-    return implementation(
+    return _row(
         name,
-        scopes=(Scope.EXPERTS,),
         description=description,
-        weight_layout="packed",
         backend="triton",
         imports="swiglu_kernels",
         variant=(Scope.EXPERTS,) if choices else (),
