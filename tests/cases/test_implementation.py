@@ -75,16 +75,11 @@ def test_triton_on_a_cpu_needs_the_interpreter(installed: set[str]) -> None:
     assert THEIRS.unavailable("cuda") is None
 
 
-@pytest.mark.parametrize(
-    ("triton", "numpy", "works"), [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.0", True)]
-)
-def test_the_interpreter_has_its_needs(
-    installed: set[str], monkeypatch: pytest.MonkeyPatch, triton: str, numpy: str, works: bool
-) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
-    assert TRITON.unavailable("cuda") is None
-    reason = TRITON.unavailable("cpu", interpreter=True)
-    assert reason is None if works else "needs a NumPy older than 2.4, and 2.4.0 is installed" in str(reason)
+def test_the_interpreter_has_its_needs(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for triton, numpy, works in (("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.0", True)):
+        monkeypatch.setattr(importlib.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+        reason = TRITON.unavailable("cpu", interpreter=True)
+        assert reason is None if works else "needs a NumPy older than 2.4, and 2.4.0 is installed" in str(reason)
 
 
 def test_what_is_not_installed(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
