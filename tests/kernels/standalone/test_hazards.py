@@ -1,5 +1,6 @@
 """hazards: which of racecheck's reports are Triton's own dispatch of warps."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -45,12 +46,7 @@ def test_those_of_this_process_are_announced(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().out
     assert said.startswith(hazards.ANNOUNCED)
     source = Path(hopper_forward.__file__).read_text().splitlines()
-    ours = [
-        place
-        for place in said.removeprefix(hazards.ANNOUNCED).strip().split(", ")
-        if place.startswith("hopper_forward.")
-    ]
-    lines = [source[int(place.split(":")[1]) - 1].strip() for place in ours]
+    lines = [source[int(number) - 1].strip() for number in re.findall(r"hopper_forward\.py:(\d+)", said)]
     assert lines == ["def _forward_kernel(", "gl.warp_specialize("]
 
 
