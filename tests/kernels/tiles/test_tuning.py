@@ -109,13 +109,14 @@ def test_tiles_of_other_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_file_is_read_once_and_switched_off_never(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(ENTRY)
+    monkeypatch.setenv(tuning.VARIABLE, "off")
+    assert found() is None
+    monkeypatch.setenv(tuning.VARIABLE, str(file))
+    tuning.forget()
     found()
     monkeypatch.setattr(tuning.kept, "read_if_sound", lambda *_: pytest.fail("read again"))
     file.unlink()
     assert (found(), found("recompute")) == (ENTRY.choice, None)
-    monkeypatch.setenv(tuning.VARIABLE, "off")
-    tuning.forget()
-    assert found() is None
 
 
 @pytest.mark.usefixtures("file")
