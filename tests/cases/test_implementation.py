@@ -29,20 +29,12 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
     assert one.declared() == dataclasses.replace(one, build=one.declared().build) != one
 
 
-def test_the_modules_to_import_before_a_first_call() -> None:
-    assert dummy("torch").modules == ()
-    assert dummy("triton", backend="triton", package="theirs").modules == ("triton", "theirs")
-    assert dummy("inner", package="theirs", imports="theirs.inner").modules == ("theirs.inner",)
-
-
 @pytest.mark.parametrize(
     ("declared", "reason"),
     [
         ({}, None),
         ({"dtypes": ["float16", "bfloat16"]}, "It does not support float32; it supports bfloat16, float16."),
-        ({"tf32": True}, "It multiplies fp32 as TF32, which has 10 of its 23 bits; it is compared in bf16 and fp16."),
         ({"multiple": 16}, "It needs hidden and intermediate sizes that are multiples of 16."),
-        ({"multiple": 8}, None),
         ({"scopes": ["mlp", "activation"]}, "It has no glu scope; it has activation, mlp."),
     ],
 )

@@ -54,9 +54,8 @@ def test_a_cpu_is_described() -> None:
     assert THIS.device == THIS.cpu != ""
     assert THIS.memory_bytes > 2**28
     assert re.fullmatch(rf"{re.escape(__version__)}(\+[0-9a-f]{{7,40}}(-dirty)?)?", THIS.version)
-    assert THIS.sm_count is THIS.power_limit_w is THIS.gpu_index is None
+    assert THIS.sm_count is THIS.power_limit_w is THIS.gpu_index is THIS.datasheet is None
     assert THIS.driver == THIS.cuda == THIS.compute_capability == THIS.gpu_uuid == ""
-    assert THIS.datasheet is None
     assert Machine(**json.loads(json.dumps(THIS.as_dict()))) == THIS
 
 

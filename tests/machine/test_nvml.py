@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,6 @@ CUDA = torch.device("cuda", 0)
 def gpu(monkeypatch: pytest.MonkeyPatch, pids: list[int] | None = None, **answers: Any) -> Gpu:
     install(monkeypatch, FakeNvml(pids, **answers))
     return Gpu(CUDA)
-
-
-def test_figures_have_the_units_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = gpu(monkeypatch)
-    assert (card.sm_mhz(), card.temperature_c()) == (1980, 40)
-    assert (card.power_w(), card.power_limit_w(), card.energy_j()) == (120.5, 700.0, 5000.0)
-    assert card.driver() == "580.1"
 
 
 @pytest.mark.parametrize("answer", [NVMLError("Not Supported"), None])
@@ -48,25 +42,20 @@ def test_throttling_has_names(monkeypatch: pytest.MonkeyPatch, answers: dict[str
     assert gpu(monkeypatch, **answers).throttles() == names
 
 
-def test_a_state_lacks_only_what_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu(monkeypatch).state() == GpuState(1980, 120.5, 40, "")
+def test_a_state_has_the_units_of_its_names_and_lacks_only_what_is_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = gpu(monkeypatch)
+    assert (card.state(), card.power_limit_w(), card.energy_j()) == (GpuState(1980, 120.5, 40, ""), 700.0, 5000.0)
     silent = gpu(monkeypatch, PowerUsage=NVMLError("Not Supported"), CurrentClocksEventReasons=None)
     assert silent.state() == GpuState(1980, None, 40, None)
 
 
-@pytest.fixture
-def child() -> Any:
-    process = multiprocessing.get_context("fork").Process(target=lambda: os.read(read, 1))
-    read, write = os.pipe()
-    process.start()
-    yield process
-    os.write(write, b".")
-    process.join()
-
-
-def test_this_process_and_its_children_are_not_others(monkeypatch: pytest.MonkeyPatch, child: Any) -> None:
-    assert gpu(monkeypatch, [os.getpid(), child.pid]).other_processes() == []
-    assert gpu(monkeypatch, [1, os.getpid()]).other_processes() == [1]
+def test_this_process_and_its_children_are_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    assert gpu(monkeypatch, [1, os.getpid(), child.pid]).other_processes() == [1]
+    child.kill()
+    child.wait()
 
 
 def test_in_a_child_process_the_others_of_the_suite_are_not_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,16 +176,10 @@ def test_a_lost_device_ends_the_measurement(bench: Bench) -> None:
     assert bench.called[-1][0] == "bad"
 
 
-def test_when_everyone_fails_it_ends_and_an_interruption_is_no_failure_of_a_contender(bench: Bench) -> None:
+def test_when_everyone_fails_it_ends(bench: Bench) -> None:
     result = bench.run([bench.contender(name, lambda number: 1 / 0) for name in "ab"], Rule(), baseline="a")
     assert all(timing.failure and not timing.samples for timing in result.timings.values())
     assert result.ratio("b", "a") is None
-
-    def interrupted(number: int) -> float:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        bench.run([bench.contender("a", interrupted)], exactly(3))
 
 
 # When to stop
