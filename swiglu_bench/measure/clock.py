@@ -54,6 +54,9 @@ class Clock:
     def synchronize(self) -> None:
         """Wait until everything queued has run; a CPU has no queue."""
 
+    def flush(self) -> None:
+        """Fill a GPU's cache with other data, if samples begin with a cold one."""
+
 
 class DeviceLost(RuntimeError):
     """A contender broke the device for this process: after an illegal memory access, every call on a GPU fails."""
