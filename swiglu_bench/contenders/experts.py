@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from swiglu_bench.cases.problem import Problem
 
-    Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(x [tokens, hidden], top_k_index, top_k_weights [tokens, top_k]) -> [tokens, hidden]"""
+    Parameters = Mapping[str, Tensor]
+    Compute = Callable[[Parameters, Tensor, Tensor, Tensor], Tensor]
+    """(parameters, x [tokens, hidden], top_k_index, top_k_weights [tokens, top_k]) -> [tokens, hidden]"""
 
 GROUPED_ALIGNMENT = 8
 """torch's grouped product needs rows that step by 16 bytes."""
@@ -30,17 +31,16 @@ GROUPED_ALIGNMENT = 8
 _row = partial(implementation, scopes=(Scope.EXPERTS,), weight_layout="packed")
 
 
-def packed(problem: Problem, forward_of: Callable[[Mapping[str, Tensor]], Forward], interleaved: bool = False) -> Step:
-    """The Step of what `forward_of` makes of the parameters: w_gate_up, w_down and, where there are biases, theirs.
+def packed(problem: Problem, compute: Compute, interleaved: bool = False) -> Step:
+    """The Step of a function of the parameters w_gate_up, w_down and, where there are biases, theirs.
 
     Gate and up lie as the model has them, or `interleaved`.
     """
     own, to_canonical = joined(problem, interleaved or problem.extras.interleaved)
-    compute = forward_of(own)
 
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows, index, weights = (value.flatten(0, -2) for value in (x, top_k_index, top_k_weights))
-        return compute(rows, index, weights).view_as(x)
+        return compute(own, rows, index, weights).view_as(x)
 
     return Step(forward, own, to_canonical)
 
@@ -65,21 +65,18 @@ def loop(problem: Problem) -> Step:
 
     gate = _gate(problem)
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            output = torch.zeros_like(x)
-            mask = torch.nn.functional.one_hot(index, len(own["w_down"])).permute(2, 1, 0)
-            for number in mask.sum((1, 2)).nonzero()[:, 0]:
-                slot, token = torch.where(mask[number])
-                mine = {name: value[number] for name, value in own.items()}
-                hidden = gate(linear(x[token], mine["w_gate_up"], mine.get("bias_gate_up")))
-                found = linear(hidden, mine["w_down"], mine.get("bias_down")) * weights[token, slot, None]
-                output.index_add_(0, token, found.to(output.dtype))
-            return output
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        output = torch.zeros_like(x)
+        mask = torch.nn.functional.one_hot(index, len(own["w_down"])).permute(2, 1, 0)
+        for number in mask.sum((1, 2)).nonzero()[:, 0]:
+            slot, token = torch.where(mask[number])
+            mine = {name: value[number] for name, value in own.items()}
+            hidden = gate(linear(x[token], mine["w_gate_up"], mine.get("bias_gate_up")))
+            found = linear(hidden, mine["w_down"], mine.get("bias_down")) * weights[token, slot, None]
+            output.index_add_(0, token, found.to(output.dtype))
+        return output
 
-        return forward
-
-    return packed(problem, of)
+    return packed(problem, forward)
 
 
 def sorted_by_expert(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,17 +121,14 @@ def grouped(problem: Problem) -> Step:
     product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
     gate = _gate(problem)
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            expert, order, ends = sorted_by_expert(index, len(own["w_down"]))
-            both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
-            hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
-            found = product(hidden, own["w_down"].mT, offs=ends)
-            return summed(found + of_each_row(own["bias_down"], expert) if problem.biases else found, order, weights)
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        expert, order, ends = sorted_by_expert(index, len(own["w_down"]))
+        both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
+        hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
+        found = product(hidden, own["w_down"].mT, offs=ends)
+        return summed(found + of_each_row(own["bias_down"], expert) if problem.biases else found, order, weights)
 
-        return forward
-
-    return packed(problem, of)
+    return packed(problem, forward)
 
 
 @_row(
@@ -164,20 +158,17 @@ def batched(problem: Problem) -> Step:
 
     gate = _gate(problem)
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            expert = index.flatten()
-            mine = {name: value[expert] for name, value in own.items()}
-            rows = x.repeat_interleave(index.shape[1], 0)[:, :, None]
-            both = torch.bmm(mine["w_gate_up"], rows)[:, :, 0]
-            hidden = gate(both + mine["bias_gate_up"] if problem.biases else both)
-            found = torch.bmm(mine["w_down"], hidden[:, :, None])[:, :, 0]
-            found = found + mine["bias_down"] if problem.biases else found
-            return (found * weights.flatten()[:, None]).unflatten(0, index.shape).sum(1).to(x.dtype)
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        expert = index.flatten()
+        mine = {name: value[expert] for name, value in own.items()}
+        rows = x.repeat_interleave(index.shape[1], 0)[:, :, None]
+        both = torch.bmm(mine["w_gate_up"], rows)[:, :, 0]
+        hidden = gate(both + mine["bias_gate_up"] if problem.biases else both)
+        found = torch.bmm(mine["w_down"], hidden[:, :, None])[:, :, 0]
+        found = found + mine["bias_down"] if problem.biases else found
+        return (found * weights.flatten()[:, None]).unflatten(0, index.shape).sum(1).to(x.dtype)
 
-        return forward
-
-    return packed(problem, of)
+    return packed(problem, forward)
 
 
 @_row(
@@ -193,12 +184,10 @@ def liger_experts(problem: Problem) -> Step:
     import torch
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        return lambda x, index, weights: LigerFusedMoEFunction.apply(
-            x, own["w_gate_up"], own["w_down"], index.to(torch.int32), weights
-        )
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return LigerFusedMoEFunction.apply(x, own["w_gate_up"], own["w_down"], index.to(torch.int32), weights)
 
-    return packed(problem, of)
+    return packed(problem, forward)
 
 
 @_row(
@@ -209,10 +198,10 @@ def liger_experts(problem: Problem) -> Step:
 )
 def quack_experts(problem: Problem) -> Step:
     """QuACK has the products and the gate; the backward of the gate is torch.compile's, as in its dense row."""
-    return packed(problem, _quack, interleaved=True)
+    return packed(problem, _quack(), interleaved=True)
 
 
-def _quack(own: Mapping[str, Tensor]) -> Forward:
+def _quack() -> Compute:
     import torch
     from quack.gemm_interface import gemm, gemm_gated
 
@@ -258,7 +247,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
             dw = product(d_found.T, rows, cu_seqlens_k=starts) if ctx.needs_input_grad[1] else None
             return d_rows, dw, None
 
-    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         _, order, ends = sorted_by_expert(index, len(own["w_down"]))
         starts = torch.nn.functional.pad(ends, (1, 0))
         token = (order // index.shape[1]).to(torch.int32)
@@ -295,11 +284,11 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
 
         options: dict[str, Any] = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
 
-        def of(own: Mapping[str, Tensor]) -> Forward:
-            given = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down"), **options}
-            return lambda x, index, weights: swiglu_experts(x, own["w_gate_up"], own["w_down"], index, weights, **given)
+        def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+            biases = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
+            return swiglu_experts(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
 
-        return packed(problem, of)
+        return packed(problem, forward)
 
     arguments = "".join(f", {name}={value!r}" for name, value in choices.items())
     return _row(

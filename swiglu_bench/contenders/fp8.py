@@ -7,14 +7,14 @@ quantise inside, and torch.compile rounds a division otherwise: they are judged 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.cases import Dtype, Precision, Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.contenders.around import joined
-from swiglu_bench.contenders.experts import packed, sorted_by_expert, summed
+from swiglu_bench.contenders.experts import sorted_by_expert, summed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from swiglu_bench.cases.fp8 import Quantised
     from swiglu_bench.cases.problem import Problem
-    from swiglu_bench.contenders.experts import Forward
 
 SCOPES = (Scope.GLU, Scope.MLP)
 TENSORWISE, ROWWISE, BLOCKWISE = (precision for precision in Precision if precision)
@@ -276,19 +275,15 @@ def fused_experts(problem: Problem) -> Step:
     from swiglu_kernels.ops.fp8.operation import hand_over, quantise
     from swiglu_kernels.ops.fp8.portable_codes import Quantised
 
-    precision = str(problem.case.precision)
+    own, to_canonical = joined(problem)
+    given = own["w_gate_up"], own["w_down"]
+    kept = [QuantisedWeight(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        given = own["w_gate_up"], own["w_down"]
-        kept = [QuantisedWeight(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
+    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*codes()) for codes in kept)
+        return swiglu_experts(x, w_gate_up, w_down, index, weights, precision=str(problem.case.precision))
 
-        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*codes()) for codes in kept)
-            return swiglu_experts(x, w_gate_up, w_down, index, weights, precision=precision)
-
-        return forward
-
-    return dataclasses.replace(packed(problem, of), hand_over=hand_over)
+    return Step(forward, own, to_canonical, hand_over)
 
 
 ROWS = (
