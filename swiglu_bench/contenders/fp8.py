@@ -136,23 +136,23 @@ def reference(problem: Problem) -> Step:
     return defined(problem)
 
 
-def _linears(problem: Problem, make: Callable[[Tensor], Module]) -> ModuleDict:
-    """A layer for each weight, over the same memory."""
+def _linears(problem: Problem, make: Callable[[Tensor], Module]) -> tuple[ModuleDict, Callable[[Tensor], Tensor]]:
+    """A layer for each weight, over the same memory, and the block by these layers."""
     import torch
+
+    from swiglu_bench.cases.definition import silu_mul
 
     layers = torch.nn.ModuleDict()
     for name, weight in problem.weights.items():
         layers[name] = make(weight)
         layers[name].weight = torch.nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
-    return layers
 
+    def forward(x: Tensor) -> Tensor:
+        hidden = silu_mul(layers["w_gate"](x), layers["w_up"](x))
+        out: Tensor = layers["w_down"](hidden) if "w_down" in layers else hidden
+        return out
 
-def _through(layers: ModuleDict, x: Tensor) -> Tensor:
-    from swiglu_bench.cases.definition import silu_mul
-
-    hidden = silu_mul(layers["w_gate"](x), layers["w_up"](x))
-    out: Tensor = layers["w_down"](hidden) if "w_down" in layers else hidden
-    return out
+    return layers, forward
 
 
 def _weights_of(layers: ModuleDict) -> dict[str, Tensor]:
@@ -179,12 +179,8 @@ def torchao_float8(problem: Problem) -> Step:
     if problem.case.precision is TENSORWISE:
         changes = {"cast_config_grad_output": CastConfig(target_dtype=torch.float8_e4m3fn)}
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), **changes)
-    layers = _linears(problem, lambda weight: torch.nn.Linear(*weight.T.shape, bias=False, device="meta"))
+    layers, forward = _linears(problem, lambda weight: torch.nn.Linear(*weight.T.shape, bias=False, device="meta"))
     convert_to_float8_training(layers, config=config)
-
-    def forward(x: Tensor) -> Tensor:
-        return _through(layers, x)
-
     return Step(torch.compile(forward, fullgraph=True, dynamic=False), _weights_of(layers))
 
 
@@ -211,11 +207,11 @@ def transformer_engine(problem: Problem) -> Step:
     else:
         chosen = recipe.Float8CurrentScaling(fp8_format=recipe.Format.E4M3)
     like = {"params_dtype": problem.weights["w_gate"].dtype, "device": problem.device}
-    layers = _linears(problem, lambda weight: te.Linear(*weight.T.shape, bias=False, **like))
+    layers, block = _linears(problem, lambda weight: te.Linear(*weight.T.shape, bias=False, **like))
 
     def forward(x: Tensor) -> Tensor:
         with te.fp8_autocast(enabled=True, fp8_recipe=chosen):
-            return _through(layers, x)
+            return block(x)
 
     return Step(forward, _weights_of(layers))
 

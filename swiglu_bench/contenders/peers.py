@@ -75,8 +75,13 @@ def liger_mlp(problem: Problem) -> Step:
     """
     from liger_kernel.ops.mlp import LigerMLPFunction
 
+    return _of_batches(problem, LigerMLPFunction.apply)
+
+
+def _of_batches(problem: Problem, mlp: Callable[..., Tensor]) -> Step:
+    """Of `mlp(x [batch, tokens, hidden], w_gate, w_up, w_down)`."""
     weights = tuple(problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
-    return Step(lambda x: LigerMLPFunction.apply(x.unsqueeze(0), *weights).squeeze(0))
+    return Step(lambda x: mlp(x.unsqueeze(0), *weights).squeeze(0))
 
 
 def gate_gradient(dz: Tensor, preactivation: Tensor) -> Tensor:
@@ -160,5 +165,4 @@ def flash_swiglu_mlp(problem: Problem) -> Step:
     """As its FlashSwiGLUMLP calls it. Its backward overwrites what it saved: no second one."""
     from flash_swiglu_mlp import flash_swiglu
 
-    weights = tuple(problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
-    return Step(lambda x: flash_swiglu(x.unsqueeze(0), *weights).squeeze(0))  # [batch, tokens, hidden]
+    return _of_batches(problem, flash_swiglu)
