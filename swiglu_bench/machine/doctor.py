@@ -15,8 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from swiglu_bench.machine.machine import installed
-from swiglu_bench.machine.nvml import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer
-from swiglu_bench.machine.system import file_value, look
+from swiglu_bench.machine.system import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer, file_value, look
 from swiglu_bench.measure import profilers
 
 TESTED = {"torch": ("2.11", "2.15"), "triton": ("3.6", "3.9"), "liger-kernel": ("0.8.5", "0.8.5")}

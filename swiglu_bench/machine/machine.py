@@ -17,8 +17,7 @@ import torch
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import sources
-from swiglu_bench.machine.nvml import Gpu, NoAnswer, gpu_uuid
-from swiglu_bench.machine.system import file_value
+from swiglu_bench.machine.system import Gpu, NoAnswer, file_value, gpu_uuid
 from swiglu_bench.version import __version__
 
 
