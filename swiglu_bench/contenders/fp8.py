@@ -51,10 +51,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
         for of in names
     ]  # fmt: skip
     weights = [own[layer.weight] for layer in layers]
-    kept = [
-        fp8_linear.QuantisedWeight(weight, partial(quantise, precision=precision, name=layer.weight))
-        for weight, layer in zip(weights, layers, strict=True)
-    ]
+    current = fp8_linear.operands(weights, lambda number, weight: quantise(weight, precision, layers[number].weight))
 
     def block(ways: Sequence[Callable[..., Tensor]], x: Tensor, given: Sequence[Any], *sorting: Tensor) -> Tensor:
         hidden = silu_mul(*ways[0](x, given[0], *sorting).chunk(2, dim=-1))
@@ -79,7 +76,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
 
     def forward(*activations: Tensor) -> Tensor:
         rows = [value.flatten(0, -2) for value in activations]
-        found = ways[0](rows, weights) if torch.is_grad_enabled() else ways[1](rows, [codes() for codes in kept])
+        found = ways[0 if torch.is_grad_enabled() else 1](rows, current())
         return found.unflatten(0, activations[0].shape[:-1])
 
     def hand_over(into: dict[str, Quantised] | None) -> None:
@@ -217,18 +214,14 @@ def transformer_engine(problem: Problem) -> Step:
 
 
 def _build_fused(problem: Problem, weight_grad: str) -> Step:
-    import torch
-
-    from swiglu_bench.contenders.fp8_linear import QuantisedWeight
+    from swiglu_bench.contenders.fp8_linear import operands
     from swiglu_kernels.ops.fp8.operation import hand_over, quantise, swiglu_mlp_fp8
 
     recipe = str(problem.case.precision).removeprefix("fp8-")
-    weights = list(problem.weights.values())
-    kept = [QuantisedWeight(weight, partial(quantise, recipe=recipe, weight=True)) for weight in weights]
+    given = operands(list(problem.weights.values()), lambda _, weight: quantise(weight, recipe, weight=True))
 
     def forward(x: Tensor) -> Tensor:
-        given = weights if torch.is_grad_enabled() else [codes() for codes in kept]
-        w_gate, w_up, w_down = (*given, None)[:3]
+        w_gate, w_up, w_down = (*given(), None)[:3]
         return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad)
 
     return Step(forward, hand_over=hand_over)
@@ -264,20 +257,15 @@ fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, weight gradie
 )
 def fused_experts(problem: Problem) -> Step:
     """Weights are quantised before an inference forward, as `FusedSwiGLUExperts.keep_codes` has it."""
-    import torch
-
-    from swiglu_bench.contenders.fp8_linear import QuantisedWeight
+    from swiglu_bench.contenders.fp8_linear import operands
     from swiglu_kernels import swiglu_experts
     from swiglu_kernels.ops.fp8.operation import hand_over, quantise
-    from swiglu_kernels.ops.fp8.portable_codes import Quantised
 
     own, to_canonical = joined(problem)
-    given = own["w_gate_up"], own["w_down"]
-    kept = [QuantisedWeight(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
+    given = operands([own["w_gate_up"], own["w_down"]], lambda _, weight: quantise(weight, "rowwise", weight=True))
 
     def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*codes()) for codes in kept)
-        return swiglu_experts(x, w_gate_up, w_down, index, weights, precision=str(problem.case.precision))
+        return swiglu_experts(x, *given(), index, weights, precision=str(problem.case.precision))
 
     return Step(forward, own, to_canonical, hand_over)
 

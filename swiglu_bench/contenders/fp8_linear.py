@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,17 +155,18 @@ def deep_gemm(a: Quantised, b: Quantised, weight: bool, ends: Tensor | None) -> 
     return out
 
 
-class QuantisedWeight:
-    """A weight's codes, quantised anew when the weight changes."""
+def operands(
+    weights: Sequence[Tensor], quantise_one: Callable[[int, Tensor], Quantised]
+) -> Callable[[], Sequence[Tensor] | Sequence[Quantised]]:
+    """What calls multiply by: the weights in training, else their codes, quantised anew when a weight changes."""
+    kept: dict[int, tuple[int, Quantised]] = {}
 
-    def __init__(self, weight: Tensor, quantiser: Callable[[Tensor], Quantised]) -> None:
-        self._weight, self._quantiser = weight, quantiser
-        self._version = -1
-        self._quantised: Quantised | None = None
+    def given() -> Sequence[Tensor] | Sequence[Quantised]:
+        if torch.is_grad_enabled():
+            return weights
+        for number, weight in enumerate(weights):
+            if number not in kept or kept[number][0] != weight._version:
+                kept[number] = weight._version, quantise_one(number, weight.detach())
+        return [kept[number][1] for number in range(len(weights))]
 
-    def __call__(self) -> Quantised:
-        """Codes and scales of the weight as it is now."""
-        if self._quantised is None or self._version != self._weight._version:
-            self._quantised = self._quantiser(self._weight.detach())
-            self._version = self._weight._version
-        return self._quantised
+    return given
