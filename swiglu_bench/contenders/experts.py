@@ -285,7 +285,7 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
         options: dict[str, Any] = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
 
         def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            biases = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
+            biases: dict[str, Any] = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
             return swiglu_experts(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
 
         return packed(problem, forward)

@@ -133,7 +133,7 @@ def reference(problem: Problem) -> Step:
     return defined(problem)
 
 
-def _linears(problem: Problem, make: Callable[[Tensor], Module]) -> tuple[ModuleDict, Callable[[Tensor], Tensor]]:
+def _linears(problem: Problem, make: Callable[[int, int], Module]) -> tuple[ModuleDict, Callable[[Tensor], Tensor]]:
     """A layer for each weight, over the same memory, and the block by these layers."""
     import torch
 
@@ -141,7 +141,7 @@ def _linears(problem: Problem, make: Callable[[Tensor], Module]) -> tuple[Module
 
     layers = torch.nn.ModuleDict()
     for name, weight in problem.weights.items():
-        layers[name] = make(weight)
+        layers[name] = make(weight.shape[1], weight.shape[0])
         layers[name].weight = torch.nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
 
     def forward(x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def torchao_float8(problem: Problem) -> Step:
     if problem.case.precision is TENSORWISE:
         changes = {"cast_config_grad_output": CastConfig(target_dtype=torch.float8_e4m3fn)}
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), **changes)
-    layers, forward = _linears(problem, lambda weight: torch.nn.Linear(*weight.T.shape, bias=False, device="meta"))
+    layers, forward = _linears(problem, partial(torch.nn.Linear, bias=False, device="meta"))
     convert_to_float8_training(layers, config=config)
     return Step(torch.compile(forward, fullgraph=True, dynamic=False), _weights_of(layers))
 
@@ -203,8 +203,8 @@ def transformer_engine(problem: Problem) -> Step:
         chosen = recipe.Float8BlockScaling(**dict.fromkeys(names, exact))
     else:
         chosen = recipe.Float8CurrentScaling(fp8_format=recipe.Format.E4M3)
-    like = {"params_dtype": problem.weights["w_gate"].dtype, "device": problem.device}
-    layers, block = _linears(problem, lambda weight: te.Linear(*weight.T.shape, bias=False, **like))
+    dtype = problem.weights["w_gate"].dtype
+    layers, block = _linears(problem, partial(te.Linear, bias=False, params_dtype=dtype, device=problem.device))
 
     def forward(x: Tensor) -> Tensor:
         with te.fp8_autocast(enabled=True, fp8_recipe=chosen):

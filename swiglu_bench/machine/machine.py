@@ -124,7 +124,7 @@ def describe(device: torch.device) -> Machine:
             nvml = Gpu(device)
     return Machine(
         host=platform.node(),
-        gpu_index=nvml and nvml.maybe(nvml.index),
+        gpu_index=nvml.maybe(nvml.index) if nvml else None,
         gpu_uuid=gpu_uuid(device),
         device=gpu.name if gpu else _cpu_name(),
         device_type=device.type,
@@ -132,7 +132,7 @@ def describe(device: torch.device) -> Machine:
         sm_count=gpu.multi_processor_count if gpu else None,
         cache_bytes=gpu.L2_cache_size if gpu else _cpu_cache_bytes(),
         compute_capability=capability(device),
-        power_limit_w=nvml and nvml.maybe(nvml.power_limit_w),
+        power_limit_w=nvml.maybe(nvml.power_limit_w) if nvml else None,
         driver=(nvml and nvml.maybe(nvml.driver)) or "",
         cuda=torch.version.cuda or "" if gpu else "",
         torch=torch.__version__,
