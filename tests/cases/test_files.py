@@ -1,10 +1,12 @@
 """Shapes from configs as transformers writes them, with the fields of the named models' config.json; and workloads."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from specimens import complaint as refused
 
 from swiglu_bench.cases import files
 from swiglu_bench.cases.errors import BadInput
@@ -44,11 +46,7 @@ def write(folder: Path, config: Any) -> Path:
     return file
 
 
-def complaint(text: str) -> str:
-    with pytest.raises(BadInput) as caught:
-        load_shapes(text)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+complaint = partial(refused, load_shapes)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 import contextlib
 import importlib.metadata
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 from places import SUPPORT
+from specimens import complaint as refused
 
 from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.errors import BadInput
@@ -23,11 +25,7 @@ def names(chosen: list[Implementation]) -> list[str]:
     return [known.name for known in chosen]
 
 
-def complaint(*arguments: object) -> str:
-    with pytest.raises(BadInput) as caught:
-        select(*arguments)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+complaint = partial(refused, select)
 
 
 def dummy(name: str) -> Implementation:

@@ -1,9 +1,11 @@
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from specimens import complaint as refused
 from specimens import result_or_complaint
 
 from swiglu_bench.cases import shapes
@@ -18,14 +20,7 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
     return str(path)
 
 
-def complaint(text: str) -> str:
-    """What load_shapes has to say, in one line."""
-    with pytest.raises(BadInput) as caught:
-        load_shapes(text)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.endswith((".", "?"))
-    return message
+complaint = partial(refused, load_shapes)
 
 
 # The files of configs/
