@@ -265,7 +265,8 @@ def fused_experts(problem: Problem) -> Step:
     given = operands([own["w_gate_up"], own["w_down"]], lambda _, weight: quantise(weight, "rowwise", weight=True))
 
     def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        return swiglu_experts(x, *given(), index, weights, precision=str(problem.case.precision))
+        w_gate_up, w_down = given()
+        return swiglu_experts(x, w_gate_up, w_down, index, weights, precision=str(problem.case.precision))
 
     return Step(forward, own, to_canonical, hand_over)
 

@@ -157,11 +157,11 @@ def deep_gemm(a: Quantised, b: Quantised, weight: bool, ends: Tensor | None) -> 
 
 def operands(
     weights: Sequence[Tensor], quantise_one: Callable[[int, Tensor], Quantised]
-) -> Callable[[], Sequence[Tensor] | Sequence[Quantised]]:
+) -> Callable[[], Sequence[Any]]:
     """What calls multiply by: the weights in training, else their codes, quantised anew when a weight changes."""
     kept: dict[int, tuple[int, Quantised]] = {}
 
-    def given() -> Sequence[Tensor] | Sequence[Quantised]:
+    def given() -> Sequence[Any]:
         if torch.is_grad_enabled():
             return weights
         for number, weight in enumerate(weights):
