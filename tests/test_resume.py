@@ -10,7 +10,7 @@ from specimens import a_record, small_case
 from swiglu_bench import resume
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.registry import from_file
-from swiglu_bench.contenders import liger, pytorch
+from swiglu_bench.contenders import peers, pytorch
 from swiglu_bench.machine import machine, sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.rounds import Rule
@@ -63,7 +63,7 @@ def test_what_is_finished_is_kept() -> None:
 
 def test_a_case_that_lacks_a_row_or_has_rows_of_two_runs_is_run_again() -> None:
     assert remaining_of(rows_of(CASES)[:-1]).todo == CASES[1:]
-    assert remaining_of(rows_of(CASES), [*BOTH, liger.liger]).todo == CASES
+    assert remaining_of(rows_of(CASES), [*BOTH, peers.liger]).todo == CASES
     rows = rows_of(CASES)
     rows[0]["run_id"] = "another"
     assert remaining_of(rows).todo == CASES[:1]
@@ -147,5 +147,5 @@ def test_the_version_of_the_package_that_is_measured_changes_it(monkeypatch: pyt
     found = set()
     for version in ("1", "2"):
         monkeypatch.setattr(resume.importlib.metadata, "version", lambda name, version=version: version)
-        found.add(fingerprint(chosen=[liger.liger], name="liger"))
+        found.add(fingerprint(chosen=[peers.liger], name="liger"))
     assert len(found) == 2

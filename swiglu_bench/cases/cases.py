@@ -9,10 +9,13 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from swiglu_bench.cases.errors import BadInput
+
+T = TypeVar("T")
 
 
 class Scope(enum.StrEnum):
@@ -204,14 +207,14 @@ class Case:
         return self.tokens * (self.shape.experts.top_k if self.shape.experts else 1)
 
     @property
-    def label(self) -> str:
-        """Short text for a progress bar or a message."""
-        return f"{self.mode} {self.scope} {self.name} {self.how_many} {self.dtype}"
-
-    @property
     def how_many(self) -> str:
         """Its tokens in words: "1 token", "16 tokens"."""
         return f"{self.tokens} token{'' if self.tokens == 1 else 's'}"
+
+    @property
+    def label(self) -> str:
+        """Short text for a progress bar or a message."""
+        return f"{self.mode} {self.scope} {self.name} {self.how_many} {self.dtype}"
 
 
 def expand(
@@ -252,15 +255,16 @@ def parse_tokens(text: str) -> list[int]:
 def parse_precisions(text: str) -> list[Precision]:
     """Precisions from 'bf16,fp8-rowwise'. Raises BadInput naming the accepted ones."""
     known = {precision.value or "bf16": precision for precision in Precision}
-    try:
-        return [known[part.strip()] for part in text.split(",")]
-    except KeyError as error:
-        raise BadInput(f"--precision: {error.args[0]!r} is not one of {', '.join(known)}.") from None
+    return _parsed("--precision", text, known, ", ".join(known))
 
 
 def parse_dtypes(text: str) -> list[Dtype]:
     """Data types from 'bf16,fp32'. Raises BadInput naming the accepted spellings."""
+    return _parsed("--dtype", text.lower(), DTYPE_ALIASES, "bf16, fp16, fp32")
+
+
+def _parsed(option: str, text: str, known: Mapping[str, T], accepted: str) -> list[T]:
     try:
-        return [DTYPE_ALIASES[part.strip().lower()] for part in text.split(",")]
+        return [known[part.strip()] for part in text.split(",")]
     except KeyError as error:
-        raise BadInput(f"--dtype: {error.args[0]!r} is not one of bf16, fp16, fp32.") from None
+        raise BadInput(f"{option}: {error.args[0]!r} is not one of {accepted}.") from None

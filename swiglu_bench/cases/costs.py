@@ -99,11 +99,6 @@ def longest_sum(case: Case) -> int:
     return max(sums if case.mode is Mode.FORWARD else [*sums, case.tokens])
 
 
-def hidden_elements(case: Case) -> int:
-    """Elements of h, the product of the gate and up: of experts, over all pairs of a token and an expert."""
-    return (case.pairs if case.shape.experts else case.tokens) * case.shape.intermediate
-
-
 def tensor_elements(case: Case) -> dict[str, int]:
     """Elements of every named tensor of a case, `output` included."""
     tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate
@@ -133,8 +128,7 @@ def predicted_memory(case: Case, footprint: Footprint) -> tuple[int, int]:
 
 def judge_bytes(case: Case) -> int:
     """Device memory that judging a case takes: its tensors, eager's results on them, and the fp64 truths at hand."""
-    size, given = tensor_elements(case), _given(case)
-    results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
+    size, given, results = _sizes(case)
     chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate
     if case.precision:  # whole tensors: groups run along tokens, too; of experts a block's, and all codes, a byte each
         rows = case.tokens * (12 * case.shape.intermediate + 4 * case.shape.hidden)
@@ -152,18 +146,18 @@ def contender_bytes(case: Case, layers: int = 1) -> int:
     the one before, filled with NaN where they may come to lie, handed over, and their sums. Each further one of the
     `layers` in a CUDA graph has inputs, weights, those in its own layout and results.
     """
-    size, given = tensor_elements(case), _given(case)
-    results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
+    size, given, results = _sizes(case)
     weights = sum(size[name] for name in WEIGHTS[case.scope])
     codes = given if case.precision else 0
     further = (layers - 1) * (given + weights + codes + size["output"] + results + _work(case))
     return (3 * given + weights + codes + size["output"] + 5 * results + _work(case) + further) * case.dtype.bytes
 
 
-def _given(case: Case) -> int:
-    """Elements of the activations and weights."""
+def _sizes(case: Case) -> tuple[dict[str, int], int, int]:
+    """Elements of every tensor, of the activations and weights together, and of the results."""
     size = tensor_elements(case)
-    return sum(size[name] for name in ACTIVATIONS[case.scope] + WEIGHTS[case.scope])
+    given = sum(size[name] for name in ACTIVATIONS[case.scope] + WEIGHTS[case.scope])
+    return size, given, size["output"] + (given if case.mode is not Mode.FORWARD else 0)
 
 
 def _work(case: Case) -> int:

@@ -71,9 +71,15 @@ def read_yaml(path: Path, choose: Callable[[dict[str, Any]], type[Model]], expec
         return Document(path, choose(data).model_validate(data), node)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
         found = "" if first["type"] == "missing" else f" (found {_found(first['input'])})"
-        raise BadInput(f"{path}:{_line(node, first['loc'])}: {where}: {first['msg']}{found}.") from error
+        place = f"{path}:{_line(node, first['loc'])}"
+        raise BadInput(f"{place}: {first_of(error, 'the file')}{found}.") from error
+
+
+def first_of(error: pydantic.ValidationError, whole: str) -> str:
+    """The first complaint of a model, with its place in what is given; `whole` names that."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
 
 
 def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
@@ -127,16 +133,17 @@ def config_file(word: str) -> Path | None:
         return Path(file)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", word) or word.endswith((".yaml", ".yml")):
         return None
+    found = None
     try:
         from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(word, "config.json")
     except ImportError:
         raise BadInput(
             f"--shapes: {word!r} is looked up by huggingface_hub, which is not installed; install it, or give a file."
         ) from None
-    try:
-        found = try_to_load_from_cache(word, "config.json")
     except ValueError:  # what is no name of a model
-        found = None
+        pass
     if not isinstance(found, str):
         raise BadInput(
             f"--shapes: there is no file {word!r}, and no model of that name in the local Hugging Face cache; run "
@@ -145,18 +152,11 @@ def config_file(word: str) -> Path | None:
     return Path(found)
 
 
-def model_name(file: Path) -> str:
-    """What to call the shapes of a config.json: the model's name in the cache, else the folder's or the file's."""
-    cached = next((part for part in reversed(file.parts) if part.startswith("models--")), None)
-    if cached:
-        return cached.rpartition("--")[2]
-    return file.absolute().parent.name if file.name == "config.json" else file.stem
-
-
 def blocks(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each kind of feed-forward block that a config.json describes: its name, and the fields of a shape's YAML file.
 
-    Raises BadInput where it describes none that is a SwiGLU.
+    They are called after the model in the cache, else after the folder or the file. Raises BadInput where it describes
+    none that is a SwiGLU.
     """
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -180,7 +180,9 @@ def blocks(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         source = f"{name}, {file.name} (hidden_size, {width}{f' x {times}' if times > 1 else ''})"
         return name + suffix, {"hidden": config["hidden_size"], "intermediate": size, "source": source, **more}
 
-    name = model_name(file)
+    cached = next((part for part in reversed(file.parts) if part.startswith("models--")), "")
+    own = file.absolute().parent.name if file.name == "config.json" else file.stem
+    name = cached.rpartition("--")[2] or own
     count = next((config[name] for name in COUNTS if config.get(name)), 0)
     if not count:
         yield block("", "intermediate_size")
@@ -231,9 +233,7 @@ def load_workload(file: Path) -> Workload:
         try:
             line = WorkloadLine.model_validate(given)
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "entry"
-            raise BadInput(f"--workload: {file}, entry {number}: {where}: {first['msg']}; {EXPECTED}.") from None
+            raise BadInput(f"--workload: {file}, entry {number}: {first_of(error, 'entry')}; {EXPECTED}.") from None
         found[line.tokens] = found.get(line.tokens, 0.0) + line.weight
     if not found:
         raise BadInput(f"--workload: {file} has no token counts; {EXPECTED}.")

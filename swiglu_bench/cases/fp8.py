@@ -96,21 +96,20 @@ def operand_sizes(case: Case) -> dict[str, tuple[int, ...]]:
     order.
     """
     hidden, intermediate, experts = case.shape.hidden, case.shape.intermediate, case.shape.experts
-    each = (experts.count,) if experts else ()
-    of_weight, of_both, of_down = (
-        (*each, *size) for size in ((intermediate, hidden), (2 * intermediate, hidden), (hidden, intermediate))
-    )
-    weights = {"w_gate": of_weight, "w_up": of_weight, "w_gate_up": of_both}
-    rows: dict[str, tuple[int, ...]] = {"x": (case.tokens, hidden)}
-    gradients: dict[str, tuple[int, ...]] = dict.fromkeys(("d_gate", "d_up"), (case.pairs, intermediate))
+    weights = dict.fromkeys(("w_gate", "w_up"), (intermediate, hidden)) | {"w_gate_up": (2 * intermediate, hidden)}
+    rows = {"x": (case.tokens, hidden)}
+    gradients = {f"d_{name}": (case.pairs, intermediate) for name in ("gate", "up")}
     gradients["d_gate_up"] = case.pairs, 2 * intermediate
     if case.scope is not Scope.GLU:
-        weights["w_down"] = of_down
+        weights["w_down"] = hidden, intermediate
         rows["h"], gradients["upstream"] = (case.pairs, intermediate), (case.pairs, hidden)
+    each = (experts.count,) if experts else ()
+    found: dict[str, tuple[int, ...]] = rows | {name: each + size for name, size in weights.items()}
     if case.mode == "forward":
-        return rows | weights
-    summed = {} if experts else rows | gradients
-    return rows | weights | gradients | {f"{name}.T": size for name, size in (weights | summed).items()}
+        return found
+    turned = [name for name in (found | gradients) if name in weights or not experts]
+    found |= gradients
+    return found | {f"{name}.T": found[name] for name in turned}
 
 
 def scale_size(precision: Precision, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
@@ -122,11 +121,8 @@ def scale_size(precision: Precision, name: str, size: tuple[int, ...]) -> tuple[
 
 def required(case: Case, joint: bool) -> tuple[str, ...]:
     """The operands that every contender of a precision quantises: those of the forward's products."""
-    return (
-        "x",
-        *(("w_gate_up",) if joint else ("w_gate", "w_up")),
-        *(("h", "w_down") if case.scope is not Scope.GLU else ()),
-    )
+    weights = ("w_gate_up",) if joint else ("w_gate", "w_up")
+    return ("x", *weights) if case.scope is Scope.GLU else ("x", *weights, "h", "w_down")
 
 
 def swiglu(
@@ -146,11 +142,11 @@ def swiglu(
             right = right.T
         return (left @ right.T).to(x.dtype)
 
+    first = {name: weights[f"w_{name}"] for name in ("gate", "up")}
     if joint:
-        w_gate_up = torch.cat([weights["w_gate"], weights["w_up"]])
-        gate, up = product("x", "w_gate_up", x, w_gate_up).chunk(2, 1)
-    else:
-        gate, up = (product("x", name, x, weights[name]) for name in ("w_gate", "w_up"))
+        first = {"gate_up": torch.cat([*first.values()])}
+    made = [product("x", f"w_{name}", x, weight) for name, weight in first.items()]
+    gate, up = made[0].chunk(2, 1) if joint else made
     silu = torch.nn.functional.silu(gate)
     hidden = silu * up
     mlp = "w_down" in weights
@@ -163,14 +159,12 @@ def swiglu(
         answer["w_down"] = product("upstream.T", "h.T", upstream, hidden)
     sigmoid = torch.sigmoid(gate)
     d_up, d_gate = d_hidden * silu, d_hidden * up * (sigmoid * (1 + gate * (1 - sigmoid)))
-    if joint:
-        d_gate_up = torch.cat([d_gate, d_up], 1)
-        answer["x"] = product("d_gate_up", "w_gate_up.T", d_gate_up, w_gate_up)
-        answer["w_gate"], answer["w_up"] = product("d_gate_up.T", "x.T", d_gate_up, x).chunk(2)
-        return answer
-    answer["x"] = product("d_gate", "w_gate.T", d_gate, weights["w_gate"])
-    answer["x"] += product("d_up", "w_up.T", d_up, weights["w_up"])
-    return answer | {"w_gate": product("d_gate.T", "x.T", d_gate, x), "w_up": product("d_up.T", "x.T", d_up, x)}
+    d_first = [torch.cat([d_gate, d_up], 1)] if joint else [d_gate, d_up]
+    each = list(zip(first.items(), d_first, strict=True))
+    dx = [product(f"d_{name}", f"w_{name}.T", gradient, weight) for (name, weight), gradient in each]
+    dw = [product(f"d_{name}.T", "x.T", gradient, x) for (name, _), gradient in each]
+    w_gate, w_up = dw[0].chunk(2) if joint else dw
+    return answer | {"x": dx[0] if joint else dx[0] + dx[1], "w_gate": w_gate, "w_up": w_up}
 
 
 class Rows(NamedTuple):
@@ -240,6 +234,9 @@ def compute(
     return answer
 
 
+NAMES = ("w_gate", "w_up", "w_down")
+
+
 class _Definition(torch.autograd.Function):
     """`compute` of activations [..., size] as autograd calls it; the backward computes everything again."""
 
@@ -264,22 +261,12 @@ def _flat(activations: Sequence[Tensor]) -> list[Tensor]:
     return [value.flatten(0, -2) for value in activations]
 
 
-NAMES = ("w_gate", "w_up", "w_down")
-
-
-def makes_dw(name: str) -> bool:
-    """Whether it is an operand of a product that makes the gradient of a weight."""
-    return name.endswith(".T") and not name.startswith("w_")
-
-
-def makes_dx(name: str) -> bool:
-    """Whether it is an operand of a product that makes the gradient of h or x."""
-    return not makes_dw(name) and (name.endswith(".T") or name.startswith(("d_", "upstream")))
-
-
 def is_quantised(name: str, quantised_dx: bool, quantised_dw: bool) -> bool:
-    """Whether an operand is quantised where those of the gradients' products are, or are not."""
-    return quantised_dw if makes_dw(name) else quantised_dx if makes_dx(name) else True
+    """Whether an operand is quantised where those of products for gradients of activations, and of weights, are."""
+    turned, weight = name.endswith(".T"), name.startswith("w_")
+    if turned and not weight:  # of a product that makes the gradient of a weight
+        return quantised_dw
+    return quantised_dx if turned or name.startswith(("d_", "upstream")) else True
 
 
 def defined(

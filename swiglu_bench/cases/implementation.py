@@ -146,10 +146,9 @@ class Implementation:
 
     def as_data(self) -> dict[str, Any]:
         """All but the code, as plain data that a process which is not trusted may send."""
-        fields = {known.name: getattr(self, known.name) for known in dataclasses.fields(self) if known.name != "build"}
-        sets = {name: sorted(value) for name, value in fields.items() if isinstance(value, frozenset)}
-        footprints = {scope: dataclasses.asdict(footprint) for scope, footprint in self.footprints.items()}
-        return fields | sets | {"gpus": list(self.gpus), "footprints": footprints}
+        fields = dataclasses.asdict(dataclasses.replace(self, build=_not_here))
+        del fields["build"]
+        return fields | {name: sorted(value) for name, value in fields.items() if isinstance(value, frozenset)}
 
     @classmethod
     def from_data(cls, data: Any) -> Implementation:
@@ -236,12 +235,12 @@ def _not_here(problem: Problem) -> Step:
 def _broken_interpreter() -> str | None:
     """Why Triton's interpreter cannot work with the installed versions, in one sentence, or None."""
     triton, numpy = (Version(importlib.metadata.version(name)) for name in ("triton", "numpy"))
-    if triton < Version("3.7") and numpy >= Version("2.4"):
-        return (
-            f"The interpreter of Triton {triton} needs a NumPy older than 2.4, and {numpy} is installed; install "
-            "'numpy<2.4', or Triton 3.7 or newer."
-        )
-    return None
+    if triton >= Version("3.7") or numpy < Version("2.4"):
+        return None
+    return (
+        f"The interpreter of Triton {triton} needs a NumPy older than 2.4, and {numpy} is installed; install "
+        "'numpy<2.4', or Triton 3.7 or newer."
+    )
 
 
 def _installed(module: str) -> bool:

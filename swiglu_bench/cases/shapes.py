@@ -128,14 +128,6 @@ def split_over(shapes: Iterable[Shape], ranks: int) -> list[Shape]:
     return found
 
 
-def _of_model(file: Path, name: str, fields: dict[str, Any]) -> Shape:
-    try:
-        return ShapeFile.model_validate(fields).shape(name)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise BadInput(f"{file}: {'.'.join(map(str, first['loc'])) or name}: {first['msg']}.") from None
-
-
 def with_tokens(shapes: Iterable[Shape], tokens: Sequence[int]) -> list[Shape]:
     """The shapes with a command's own token counts; those drawn at random keep theirs."""
     return [shape if shape.source == DRAWN else dataclasses.replace(shape, tokens=tuple(tokens)) for shape in shapes]
@@ -165,7 +157,10 @@ def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
     if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
         model = files.config_file(word)
         if model:
-            return [_of_model(model, name, fields) for name, fields in files.blocks(model)]
+            try:
+                return [ShapeFile.model_validate(fields).shape(name) for name, fields in files.blocks(model)]
+            except pydantic.ValidationError as error:
+                raise BadInput(f"{model}: {files.first_of(error, model.stem)}.") from None
         path = Path(word)
         if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
             raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")
@@ -211,17 +206,16 @@ def random_shapes(word: str, seed: int) -> list[Shape]:
             f"--shapes: {word!r} does not say how many layers to draw; give random:N, with N of 1 to {MOST_RANDOM}."
         )
     source = random.Random(seed)
+
+    def log_uniform(low: float, high: float) -> float:
+        return math.exp(source.uniform(math.log(low), math.log(high)))
+
     drawn: dict[str, Shape] = {}
     while len(drawn) < count:
         step, offset = (64, 0) if len(drawn) % 2 == 0 else (16, 8)
-        hidden, intermediate = (
-            step * int(_log_uniform(source, *bounds) / step) + offset for bounds in (RANDOM_HIDDEN, RANDOM_INTERMEDIATE)
-        )
-        tokens = round(_log_uniform(source, *RANDOM_TOKENS))
+        bounds = RANDOM_HIDDEN, RANDOM_INTERMEDIATE
+        hidden, intermediate = (step * int(log_uniform(*each) / step) + offset for each in bounds)
+        tokens = round(log_uniform(*RANDOM_TOKENS))
         name = f"{hidden}x{intermediate}"
         drawn.setdefault(name, Shape(name, hidden, intermediate, DRAWN, (tokens,)))
     return list(drawn.values())
-
-
-def _log_uniform(source: random.Random, low: float, high: float) -> float:
-    return math.exp(source.uniform(math.log(low), math.log(high)))

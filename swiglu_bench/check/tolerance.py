@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Case
-from swiglu_bench.cases.costs import hidden_elements, longest_sum
+from swiglu_bench.cases.costs import longest_sum
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 
@@ -174,7 +174,7 @@ class Arithmetic:
 
 def arithmetic_of(case: Case, dtype: torch.dtype, sums: int = 1) -> Arithmetic:
     """The arithmetic of a case whose results are in a dtype; `sums` of the longest sum follow each other."""
-    return Arithmetic(dtype, sums * longest_sum(case), hidden_elements(case))
+    return Arithmetic(dtype, sums * longest_sum(case), case.pairs * case.shape.intermediate)
 
 
 @dataclass(frozen=True)

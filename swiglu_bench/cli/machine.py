@@ -74,7 +74,7 @@ def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]
     import torch
 
     from swiglu_bench.cases.shapes import load_shapes
-    from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE
+    from swiglu_bench.machine.ceilings_cache import COPY_BYTES, PRODUCT_SIDE
 
     def row(what: str, measure: Measure, unit: str, most: float | None, default: bool) -> dict[str, Any]:
         found = {"what": what, "default": default, "value": None, "unit": unit, "datasheet": most, "measured_at": "",

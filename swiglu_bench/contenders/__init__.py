@@ -1,7 +1,7 @@
 """The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
 
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.contenders import experts, fp8, fp8_experts, fused, liger, peers, pytorch
+from swiglu_bench.contenders import experts, fp8, fused, peers, pytorch
 
 CATALOGUE: tuple[Implementation, ...] = (
     pytorch.eager,
@@ -9,8 +9,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     pytorch.compiled,
     pytorch.compiled_packed,
     pytorch.compiled_max_autotune,
-    liger.liger,
-    liger.liger_mlp,
+    peers.liger,
+    peers.liger_mlp,
     fused.unsloth,
     peers.quack,
     peers.quack_tuned,
@@ -18,5 +18,4 @@ CATALOGUE: tuple[Implementation, ...] = (
     *fused.ROWS.values(),
     *experts.ROWS,
     *fp8.ROWS,
-    *fp8_experts.ROWS,
 )

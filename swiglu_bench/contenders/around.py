@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from swiglu_bench.cases.problem import Problem
 
+    Gradients = dict[str, Tensor]
+
 
 def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> Step:
     """The Step that runs an elementwise `silu_mul(gate, up)` with the products of the problem's scope done by torch."""
@@ -34,26 +36,50 @@ def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> St
             return Step(lambda x: linear(hidden(x), weights["w_down"], bias_down))
 
 
-def packed(problem: Problem, glu: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Step:
-    """The Step of `glu(x, w_gate_up, bias_gate_up)` with its own [2 * intermediate, hidden] copy of gate and up."""
+def joined(problem: Problem, interleaved: bool = False) -> tuple[Gradients, Callable[[Gradients], Gradients]]:
+    """The parameters with an own copy of gate and up, and what splits the gradients again.
+
+    `w_gate_up` is [2 * intermediate, hidden], of experts [experts, ...]: the gate's rows first or, interleaved, in turn
+    with up's. `bias_gate_up` likewise.
+    """
     import torch
-    from torch.nn.functional import linear
 
     own = problem.parameters
     trains = own["w_gate"].requires_grad
+    dim = 1 if problem.case.scope is Scope.EXPERTS else 0
     kinds = ("w", "bias") if problem.biases else ("w",)
     for kind in kinds:
-        joined = torch.cat([own.pop(f"{kind}_gate"), own.pop(f"{kind}_up")]).detach()
-        own[f"{kind}_gate_up"] = joined.requires_grad_(trains)
+        pair = [own.pop(f"{kind}_{name}").detach() for name in ("gate", "up")]
+        both = torch.stack(pair, dim + 1).flatten(dim, dim + 1) if interleaved else torch.cat(pair, dim)
+        own[f"{kind}_gate_up"] = both.requires_grad_(trains)
+
+    def to_canonical(gradients: Gradients) -> Gradients:
+        for kind in kinds:
+            both = gradients.pop(f"{kind}_gate_up", None)
+            if both is not None:
+                pair = both.unflatten(dim, (-1, 2)).unbind(dim + 1) if interleaved else both.chunk(2, dim)
+                gradients[f"{kind}_gate"], gradients[f"{kind}_up"] = pair
+        return gradients
+
+    return own, to_canonical
+
+
+def packed(problem: Problem, glu: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Step:
+    """The Step of `glu(x, w_gate_up, bias_gate_up)`, the gate's rows first."""
+    from torch.nn.functional import linear
+
+    own, to_canonical = joined(problem)
 
     def forward(x: Tensor) -> Tensor:
         hidden = glu(x, own["w_gate_up"], own.get("bias_gate_up"))
         return linear(hidden, own["w_down"], own.get("bias_down")) if "w_down" in own else hidden
 
-    def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        for kind in kinds:
-            if f"{kind}_gate_up" in gradients:
-                gradients[f"{kind}_gate"], gradients[f"{kind}_up"] = gradients.pop(f"{kind}_gate_up").chunk(2)
-        return gradients
-
     return Step(forward, own, to_canonical)
+
+
+def under_compile(step: Step, mode: str | None = None) -> Step:
+    """The Step with its forward compiled for its static shape; a graph break is an error, not a slow path."""
+    import torch
+
+    step.forward = torch.compile(step.forward, fullgraph=True, dynamic=False, mode=mode)
+    return step

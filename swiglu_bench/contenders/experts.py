@@ -12,50 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
-from swiglu_bench.contenders.peers import gate_gradient
+from swiglu_bench.contenders.around import joined, under_compile
+from swiglu_bench.contenders.peers import LIGER, QUACK, gate_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from swiglu_bench.cases.problem import Problem
 
-    Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(x [tokens, hidden], top_k_index, top_k_weights [tokens, top_k]) -> [tokens, hidden]"""
+    Parameters = Mapping[str, Tensor]
+    Compute = Callable[[Parameters, Tensor, Tensor, Tensor], Tensor]
+    """(parameters, x [tokens, hidden], top_k_index, top_k_weights [tokens, top_k]) -> [tokens, hidden]"""
 
 GROUPED_ALIGNMENT = 8
 """torch's grouped product needs rows that step by 16 bytes."""
 
 
-def packed(
-    problem: Problem, forward_of: Callable[[Mapping[str, Tensor]], Forward], interleaved: bool | None = None
-) -> Step:
-    """The Step of what `forward_of` makes of the parameters: w_gate_up, w_down and, where there are biases, theirs.
+_row = partial(implementation, scopes=(Scope.EXPERTS,), weight_layout="packed")
 
-    `interleaved` None: as the model has it.
+
+def packed(problem: Problem, compute: Compute, interleaved: bool = False) -> Step:
+    """The Step of a function of the parameters w_gate_up, w_down and, where there are biases, theirs.
+
+    Gate and up lie as the model has them, or `interleaved`.
     """
-    import torch
-
-    own = problem.parameters
-    trains = own["w_gate"].requires_grad
-    kinds = ("w", "bias") if problem.biases else ("w",)
-    interleaved = problem.extras.interleaved if interleaved is None else interleaved
-    join = partial(torch.stack, dim=2) if interleaved else partial(torch.cat, dim=1)
-    for kind in kinds:
-        joined = join([own.pop(f"{kind}_gate").detach(), own.pop(f"{kind}_up").detach()])
-        own[f"{kind}_gate_up"] = (joined.flatten(1, 2) if interleaved else joined).requires_grad_(trains)
-    compute = forward_of(own)
+    own, to_canonical = joined(problem, interleaved or problem.extras.interleaved)
 
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows, index, weights = (value.flatten(0, -2) for value in (x, top_k_index, top_k_weights))
-        return compute(rows, index, weights).view_as(x)
-
-    def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        for kind in kinds:
-            if f"{kind}_gate_up" in gradients:
-                both = gradients.pop(f"{kind}_gate_up")
-                pair = both.unflatten(1, (-1, 2)).unbind(2) if interleaved else both.chunk(2, 1)
-                gradients[f"{kind}_gate"], gradients[f"{kind}_up"] = pair
-        return gradients
+        return compute(own, rows, index, weights).view_as(x)
 
     return Step(forward, own, to_canonical)
 
@@ -80,21 +65,18 @@ def loop(problem: Problem) -> Step:
 
     gate = _gate(problem)
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            output = torch.zeros_like(x)
-            mask = torch.nn.functional.one_hot(index, len(own["w_down"])).permute(2, 1, 0)
-            for number in mask.sum((1, 2)).nonzero()[:, 0]:
-                slot, token = torch.where(mask[number])
-                mine = {name: value[number] for name, value in own.items()}
-                hidden = gate(linear(x[token], mine["w_gate_up"], mine.get("bias_gate_up")))
-                found = linear(hidden, mine["w_down"], mine.get("bias_down")) * weights[token, slot, None]
-                output.index_add_(0, token, found.to(output.dtype))
-            return output
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        output = torch.zeros_like(x)
+        mask = torch.nn.functional.one_hot(index, len(own["w_down"])).permute(2, 1, 0)
+        for number in mask.sum((1, 2)).nonzero()[:, 0]:
+            slot, token = torch.where(mask[number])
+            mine = {name: value[number] for name, value in own.items()}
+            hidden = gate(linear(x[token], mine["w_gate_up"], mine.get("bias_gate_up")))
+            found = linear(hidden, mine["w_down"], mine.get("bias_down")) * weights[token, slot, None]
+            output.index_add_(0, token, found.to(output.dtype))
+        return output
 
-        return forward
-
-    return packed(problem, of)
+    return packed(problem, forward)
 
 
 def sorted_by_expert(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,45 +107,34 @@ def of_each_row(bias: Tensor, expert: Tensor) -> Tensor:
     return bias.float()[expert].to(bias.dtype)
 
 
-def _grouped(problem: Problem) -> Step:
-    import torch
-
-    product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
-    gate = _gate(problem)
-
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            expert, order, ends = sorted_by_expert(index, len(own["w_down"]))
-            both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
-            hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
-            found = product(hidden, own["w_down"].mT, offs=ends)
-            return summed(found + of_each_row(own["bias_down"], expert) if problem.biases else found, order, weights)
-
-        return forward
-
-    return packed(problem, of)
-
-
-@implementation(
+@_row(
     "grouped",
-    scopes=(Scope.EXPERTS,),
     description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
     usage='model.set_experts_implementation("grouped_mm")  # transformers',
-    weight_layout="packed",
     offers=("bias", "limit"),
     multiple=GROUPED_ALIGNMENT,
 )
 def grouped(problem: Problem) -> Step:
     """Without what transformers' spends on experts that lie on other ranks."""
-    return _grouped(problem)
+    import torch
+
+    product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    gate = _gate(problem)
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        expert, order, ends = sorted_by_expert(index, len(own["w_down"]))
+        both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
+        hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
+        found = product(hidden, own["w_down"].mT, offs=ends)
+        return summed(found + of_each_row(own["bias_down"], expert) if problem.biases else found, order, weights)
+
+    return packed(problem, forward)
 
 
-@implementation(
+@_row(
     "grouped-compile",
-    scopes=(Scope.EXPERTS,),
     description="grouped under torch.compile (Inductor, fullgraph, static shapes)",
     usage='model.set_experts_implementation("grouped_mm"); model = torch.compile(model)  # transformers',
-    weight_layout="packed",
     backend="inductor",
     offers=("bias", "limit"),
     multiple=GROUPED_ALIGNMENT,
@@ -171,19 +142,13 @@ def grouped(problem: Problem) -> Step:
 )
 def grouped_compiled(problem: Problem) -> Step:
     """torch.compile's default mode."""
-    import torch
-
-    step = _grouped(problem)
-    step.forward = torch.compile(step.forward, fullgraph=True, dynamic=False)
-    return step
+    return under_compile(grouped.build(problem))
 
 
-@implementation(
+@_row(
     "batched",
-    scopes=(Scope.EXPERTS,),
     description="weights copied for each row, torch.bmm: those of its expert; weighted sum; as in transformers",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
-    weight_layout="packed",
     offers=("bias", "limit"),
     most_tokens=16,  # of Mixtral's experts, that is 11 GB of copies
 )
@@ -193,66 +158,50 @@ def batched(problem: Problem) -> Step:
 
     gate = _gate(problem)
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            expert = index.flatten()
-            mine = {name: value[expert] for name, value in own.items()}
-            rows = x.repeat_interleave(index.shape[1], 0)[:, :, None]
-            both = torch.bmm(mine["w_gate_up"], rows)[:, :, 0]
-            hidden = gate(both + mine["bias_gate_up"] if problem.biases else both)
-            found = torch.bmm(mine["w_down"], hidden[:, :, None])[:, :, 0]
-            found = found + mine["bias_down"] if problem.biases else found
-            return (found * weights.flatten()[:, None]).unflatten(0, index.shape).sum(1).to(x.dtype)
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        expert = index.flatten()
+        mine = {name: value[expert] for name, value in own.items()}
+        rows = x.repeat_interleave(index.shape[1], 0)[:, :, None]
+        both = torch.bmm(mine["w_gate_up"], rows)[:, :, 0]
+        hidden = gate(both + mine["bias_gate_up"] if problem.biases else both)
+        found = torch.bmm(mine["w_down"], hidden[:, :, None])[:, :, 0]
+        found = found + mine["bias_down"] if problem.biases else found
+        return (found * weights.flatten()[:, None]).unflatten(0, index.shape).sum(1).to(x.dtype)
 
-        return forward
-
-    return packed(problem, of)
+    return packed(problem, forward)
 
 
-@implementation(
+@_row(
     "liger-experts",
-    scopes=(Scope.EXPERTS,),
     description="liger-kernel's LigerFusedMoEFunction: autotuned Triton kernels for all of it",
     usage="from liger_kernel.transformers import apply_liger_kernel_to_qwen3_moe; apply_liger_kernel_to_qwen3_moe()",
     tf32=True,  # on an H100 an output was 2.4e-3 off, eager's 1.5e-7
-    weight_layout="packed",
-    backend="triton",
-    package="liger_kernel",
     imports="liger_kernel.ops.fused_moe",
-    interpretable="liger-kernel passes a float where Triton's interpreter needs a tensor; it runs on a GPU only.",
+    **LIGER,
 )
 def liger_experts(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerExperts calls it."""
     import torch
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
-    def of(own: Mapping[str, Tensor]) -> Forward:
-        return lambda x, index, weights: LigerFusedMoEFunction.apply(
-            x, own["w_gate_up"], own["w_down"], index.to(torch.int32), weights
-        )
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return LigerFusedMoEFunction.apply(x, own["w_gate_up"], own["w_down"], index.to(torch.int32), weights)
 
-    return packed(problem, of)
+    return packed(problem, forward)
 
 
-@implementation(
+@_row(
     "quack-experts",
-    scopes=(Scope.EXPERTS,),
     description="QuACK's grouped products: with gather and gate (CuTe DSL), interleaved weights; sort and sum by torch",
-    weight_layout="interleaved",
-    backend="cutlass",
-    package="quack",
-    imports="quack.gemm_interface",
-    gpus=(9, 10, 11, 12),
-    dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
-    multiple=8,  # rows must step by 16 bytes
     usage="from quack.gemm_interface import gemm_gated; gemm_gated(x, w_gate_up.mT, cu_seqlens_m=starts, A_idx=tokens)",
+    **QUACK,
 )
 def quack_experts(problem: Problem) -> Step:
     """QuACK has the products and the gate; the backward of the gate is torch.compile's, as in its dense row."""
-    return packed(problem, _quack, interleaved=True)
+    return packed(problem, _quack(), interleaved=True)
 
 
-def _quack(own: Mapping[str, Tensor]) -> Forward:
+def _quack() -> Compute:
     import torch
     from quack.gemm_interface import gemm, gemm_gated
 
@@ -298,7 +247,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
             dw = product(d_found.T, rows, cu_seqlens_k=starts) if ctx.needs_input_grad[1] else None
             return d_rows, dw, None
 
-    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         _, order, ends = sorted_by_expert(index, len(own["w_down"]))
         starts = torch.nn.functional.pad(ends, (1, 0))
         token = (order // index.shape[1]).to(torch.int32)
@@ -335,18 +284,16 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
 
         options: dict[str, Any] = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
 
-        def of(own: Mapping[str, Tensor]) -> Forward:
-            given = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down"), **options}
-            return lambda x, index, weights: swiglu_experts(x, own["w_gate_up"], own["w_down"], index, weights, **given)
+        def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+            biases: dict[str, Any] = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
+            return swiglu_experts(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
 
-        return packed(problem, of)
+        return packed(problem, forward)
 
     arguments = "".join(f", {name}={value!r}" for name, value in choices.items())
-    return implementation(
+    return _row(
         name,
-        scopes=(Scope.EXPERTS,),
         description=description,
-        weight_layout="packed",
         backend="triton",
         imports="swiglu_kernels",
         variant=(Scope.EXPERTS,) if choices else (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,18 @@ from torch import Tensor
 from swiglu_bench.cases.cases import Precision
 from swiglu_bench.cases.fp8 import BLOCK, Quantised, Rows, quantise
 
-Multiply = Callable[[Quantised, Quantised, bool], Tensor]
-"""(a [m, k], b [n, k], whether b is a weight) -> a b^T in bf16; a's groups, and b's, are along k."""
+Multiply = Callable[[Quantised, Quantised, bool, Tensor | None], Tensor]
+"""(a [m, k], b [n, k], whether b is a weight, None) -> a b^T in bf16; a's groups, and b's, are along k. Of experts
+(a, b [experts, n, k], True, where each expert's rows of a end)."""
 
 
 @dataclass
 class ScaledLinear:
-    """What its operands are called, how they are multiplied, and where their codes go while somebody looks."""
+    """What its operands are called, how they are multiplied, and where their codes go while somebody looks.
+
+    Of experts, rows are sorted by expert: `ends` says where those of each end, `order` which pair of a token and one of
+    its `top_k` experts each is.
+    """
 
     x: str
     weight: str
@@ -26,69 +31,12 @@ class ScaledLinear:
     precision: Precision
     multiply: Multiply
     quantised_dw: bool = True
-    """Whether the weight's gradient has fp8 operands, too; else it is a bf16 product."""
-    watched: dict[str, Quantised] | None = None
-
-    def quantise(self, value: Tensor, name: str) -> Quantised:
-        """Codes and scales, which are handed over."""
-        found = quantise(value, self.precision, name)
-        if self.watched is not None:
-            self.watched[name] = found
-        return found
-
-    def infer(self, x: Tensor, weight: Quantised) -> Tensor:
-        """x [..., k] times a weight that is quantised already."""
-        if self.watched is not None:
-            self.watched[self.weight] = weight
-        rows = x.reshape(-1, x.shape[-1])
-        return self.multiply(self.quantise(rows, self.x), weight, True).unflatten(0, x.shape[:-1])
-
-    def train(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [..., k] times weight [n, k], quantised in the call, with gradients."""
-        product: Tensor = _Product.apply(self, x.reshape(-1, x.shape[-1]), weight)
-        return product.unflatten(0, x.shape[:-1])
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, layer: ScaledLinear, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.layer = layer
-        return layer.multiply(layer.quantise(x, layer.x), layer.quantise(weight, layer.weight), True)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), layer = ctx.saved_tensors, ctx.layer
-        dx = dw = None
-        if ctx.needs_input_grad[1]:
-            rows = layer.quantise(upstream, layer.upstream)
-            dx = layer.multiply(rows, _transposed(layer.quantise(weight, f"{layer.weight}.T")), True)
-        if ctx.needs_input_grad[2] and layer.quantised_dw:
-            columns = (layer.quantise(upstream, f"{layer.upstream}.T"), layer.quantise(x, f"{layer.x}.T"))
-            dw = layer.multiply(*map(_transposed, columns), False)
-        elif ctx.needs_input_grad[2]:
-            dw = upstream.T @ x
-        return None, dx, dw
-
-
-def _transposed(quantised: Quantised) -> Quantised:
-    codes, scales = quantised
-    return codes.mT.contiguous(), scales.mT.contiguous()
-
-
-@dataclass
-class GroupedLinear:
-    """The linear layers of experts, for rows that are sorted by expert; the gradients of weights are bf16 products."""
-
-    x: str
-    weight: str
-    upstream: str
-    precision: Precision
-    top_k: int
+    """Whether the weight's gradient has fp8 operands, too; else it is a bf16 product, as it is of experts."""
+    top_k: int = 0
     watched: dict[str, Quantised] | None = None
 
     def quantise(self, value: Tensor, name: str, order: Tensor | None = None) -> Quantised:
-        """Codes and scales, handed over too: of rows by (token, slot) pairs, of which `order` is each row's."""
+        """Codes and scales, which are handed over."""
         found = quantise(value, self.precision, name)
         if self.watched is not None and order is None:
             self.watched[name] = found
@@ -97,39 +45,51 @@ class GroupedLinear:
             rows.enter(name, found, self.watched, 0, len(order) // self.top_k)
         return found
 
-    def infer(self, rows: Tensor, weight: Quantised, ends: Tensor, order: Tensor) -> Tensor:
-        """Rows [pairs, k], those of an expert up to its end, times weights [experts, n, k] that are quantised."""
+    def infer(self, x: Tensor, weight: Quantised, ends: Tensor | None = None, order: Tensor | None = None) -> Tensor:
+        """x [rows, k] times a weight that is quantised already."""
         if self.watched is not None:
             self.watched[self.weight] = weight
-        return scaled_grouped_mm(self.quantise(rows, self.x, order), weight, ends)
+        return self.multiply(self.quantise(x, self.x, order), weight, True, ends)
 
-    def train(self, rows: Tensor, weight: Tensor, ends: Tensor, order: Tensor) -> Tensor:
-        """The same with weights that are quantised in the call, and gradients."""
-        product: Tensor = _GroupedProduct.apply(self, rows, weight, ends, order)
+    def train(self, x: Tensor, weight: Tensor, ends: Tensor | None = None, order: Tensor | None = None) -> Tensor:
+        """x [rows, k] times weight [n, k] or [experts, n, k], quantised in the call, with gradients."""
+        product: Tensor = _Product.apply(self, x, weight, ends, order)
         return product
 
 
-class _GroupedProduct(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layer: GroupedLinear, rows: Tensor, weight: Tensor, ends: Tensor, order: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weight, ends, order)
+    def forward(
+        ctx: Any, layer: ScaledLinear, x: Tensor, weight: Tensor, ends: Tensor | None, order: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, ends, order)
         ctx.layer = layer
-        return scaled_grouped_mm(layer.quantise(rows, layer.x, order), layer.quantise(weight, layer.weight), ends)
+        return layer.multiply(layer.quantise(x, layer.x, order), layer.quantise(weight, layer.weight), True, ends)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, weight, ends, order), layer = ctx.saved_tensors, ctx.layer
-        d_rows = d_weight = None
+        (x, weight, ends, order), layer = ctx.saved_tensors, ctx.layer
+        dx = dw = None
         if ctx.needs_input_grad[1]:
-            turned = _transposed(layer.quantise(weight, f"{layer.weight}.T"))
-            d_rows = scaled_grouped_mm(layer.quantise(upstream, layer.upstream, order), turned, ends)
-        if ctx.needs_input_grad[2]:
-            d_weight = torch._grouped_mm(upstream.contiguous().T, rows, offs=ends)
-        return None, d_rows, d_weight, None, None
+            rows = layer.quantise(upstream, layer.upstream, order)
+            dx = layer.multiply(rows, _transposed(layer.quantise(weight, f"{layer.weight}.T")), True, ends)
+        if ctx.needs_input_grad[2] and layer.quantised_dw:
+            columns = (layer.quantise(upstream, f"{layer.upstream}.T"), layer.quantise(x, f"{layer.x}.T"))
+            dw = layer.multiply(*map(_transposed, columns), False, None)
+        elif ctx.needs_input_grad[2] and ends is None:
+            dw = upstream.T @ x
+        elif ctx.needs_input_grad[2]:
+            dw = torch._grouped_mm(upstream.contiguous().T, x, offs=ends)
+        return None, dx, dw, None, None
 
 
-def scaled_grouped_mm(rows: Quantised, weights: Quantised, ends: Tensor) -> Tensor:
-    """torch._scaled_grouped_mm with full accumulation: [pairs, k] and [experts, n, k] -> [pairs, n] in bf16.
+def _transposed(quantised: Quantised) -> Quantised:
+    codes, scales = quantised
+    return codes.mT.contiguous(), scales.mT.contiguous()
+
+
+def scaled_grouped_mm(rows: Quantised, weights: Quantised, weight: bool, ends: Tensor | None) -> Tensor:
+    """torch._scaled_grouped_mm with full accumulation.
 
     Groups of any size: rows step by k bytes, a multiple of 16, so that every group begins where TMA can read it.
     """
@@ -150,7 +110,7 @@ def scaled_mm(precision: Precision) -> Multiply:
     """
     functional = torch.nn.functional
 
-    def multiply(a: Quantised, b: Quantised, weight: bool) -> Tensor:
+    def multiply(a: Quantised, b: Quantised, weight: bool, ends: Tensor | None) -> Tensor:
         (codes_a, scales_a), (codes_b, scales_b) = a, b
         # Scales are padded to rows of SCALES; else the codes are, too.
         scales_alone = hasattr(functional, "scaled_mm") and not torch.compiler.is_compiling()
@@ -158,8 +118,10 @@ def scaled_mm(precision: Precision) -> Multiply:
         if precision is Precision.FP8_BLOCKWISE:
             step = SCALES * BLOCK if weight and not scales_alone else BLOCK
         short = -codes_a.shape[1] % step
-        if short:
-            codes_a, codes_b = (_padded(codes, short) for codes in (codes_a, codes_b))
+        if short:  # zeros behind each row; as bytes, for which every device can do that
+            codes_a, codes_b = (
+                functional.pad(codes.view(torch.uint8), (0, short)).view(codes.dtype) for codes in (codes_a, codes_b)
+            )
         codes_a, codes_b = codes_a.contiguous(), codes_b.contiguous().T
         if precision is Precision.FP8_TENSORWISE:
             scales_a, scales_b = scales_a.reshape(()), scales_b.reshape(())
@@ -181,12 +143,7 @@ def scaled_mm(precision: Precision) -> Multiply:
     return multiply
 
 
-def _padded(codes: Tensor, columns: int) -> Tensor:
-    """With zeros behind each row; as bytes, for which every device can do that."""
-    return torch.nn.functional.pad(codes.view(torch.uint8), (0, columns)).view(codes.dtype)
-
-
-def deep_gemm(a: Quantised, b: Quantised, weight: bool) -> Tensor:
+def deep_gemm(a: Quantised, b: Quantised, weight: bool, ends: Tensor | None) -> Tensor:
     """DeepGEMM's product of blocks of 128 and of 128 x 128, by the name that the installed version has."""
     import deep_gemm as package
 
@@ -198,25 +155,18 @@ def deep_gemm(a: Quantised, b: Quantised, weight: bool) -> Tensor:
     return out
 
 
-def in_both_ways(
-    train: Callable[..., Tensor], infer: Callable[..., Tensor], compiled: bool
-) -> tuple[Callable[..., Tensor], ...]:
-    """The forward with gradients and without, both under torch.compile if asked."""
-    ways = train, infer
-    return tuple(torch.compile(way, fullgraph=True, dynamic=False) for way in ways) if compiled else ways
+def operands(
+    weights: Sequence[Tensor], quantise_one: Callable[[int, Tensor], Quantised]
+) -> Callable[[], Sequence[Any]]:
+    """What calls multiply by: the weights in training, else their codes, quantised anew when a weight changes."""
+    kept: dict[int, tuple[int, Quantised]] = {}
 
+    def given() -> Sequence[Any]:
+        if torch.is_grad_enabled():
+            return weights
+        for number, weight in enumerate(weights):
+            if number not in kept or kept[number][0] != weight._version:
+                kept[number] = weight._version, quantise_one(number, weight.detach())
+        return [kept[number][1] for number in range(len(weights))]
 
-class QuantisedWeight:
-    """A weight's codes, quantised anew when the weight changes."""
-
-    def __init__(self, weight: Tensor, quantiser: Callable[[Tensor], Quantised]) -> None:
-        self._weight, self._quantiser = weight, quantiser
-        self._version = -1
-        self._quantised: Quantised | None = None
-
-    def __call__(self) -> Quantised:
-        """Codes and scales of the weight as it is now."""
-        if self._quantised is None or self._version != self._weight._version:
-            self._quantised = self._quantiser(self._weight.detach())
-            self._version = self._weight._version
-        return self._quantised
+    return given

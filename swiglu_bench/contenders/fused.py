@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from swiglu_bench.cases.problem import Problem
 
 
-@implementation(
+_row = partial(implementation, backend="triton", imports="swiglu_kernels")
+
+
+@_row(
     "silu-mul",
     scopes=DENSE,
     description="elementwise launches by swiglu_kernels: silu_mul, one in each direction; nothing is overwritten",
     usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
-    backend="triton",
-    imports="swiglu_kernels",
     offers=("bias",),
     variant=(Scope.GLU, Scope.MLP),
     footprints={
@@ -42,13 +43,11 @@ def silu_mul(problem: Problem) -> Step:
     return around(problem, silu_mul)
 
 
-@implementation(
+@_row(
     "unsloth",
     scopes=DENSE,
     description="Unsloth-style SiLU-mul: one pass forward, one in-place pass backward, between two nn.Linear",
     usage="from swiglu_kernels import unsloth_silu_mul; h = unsloth_silu_mul(gate, up, overwrite=True)",
-    backend="triton",
-    imports="swiglu_kernels",
     offers=("bias",),
     overwrites=("gate", "up"),
     footprints={
@@ -114,12 +113,10 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         at_mlp = ((3, 2, 2), (2, 2, 3)) if in_turn else ((3, 2, 3),)
         footprints = {Scope.GLU: Footprint(kept, at_glu), Scope.MLP: Footprint(kept + 1, (*at_mlp, (kept + 2, 1, 1)))}
     choices: dict[str, Any] = {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
-    declare = implementation(
+    declare = _row(
         name,
         scopes=(Scope.GLU, Scope.MLP),
         description=description,
-        backend="triton",
-        imports="swiglu_kernels",
         trains="inputs" if frozen else "everything",
         offers=("bias", "limit", "packed"),
         variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP),
@@ -132,12 +129,10 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
 def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) -> Implementation:
     """swiglu_mlp with its choices. The peak of one in chunks is no fixed number of whole tensors: none is predicted."""
     footprint = Footprint(0 if choices["save"] == "input" else 2, ((3, 1, 1), (2, 2, 3)))
-    declare = implementation(
+    declare = _row(
         name,
         scopes=(Scope.MLP,),
         description=description,
-        backend="triton",
-        imports="swiglu_kernels",
         offers=("bias", "limit"),
         variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
         footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},

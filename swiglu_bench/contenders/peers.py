@@ -1,7 +1,7 @@
-"""Other projects' fused kernels, to compare with: QuACK and flash-swiglu-mlp, as their own modules call them.
+"""Other projects' kernels, to compare with: liger-kernel, QuACK and flash-swiglu-mlp, as their own modules call them.
 
-`pip install 'swiglu-bench[peers]'` installs both. Without them, or on another GPU than they are made for, their rows
-are skipped with the reason.
+`pip install 'swiglu-bench[peers]'` installs the last two. Without a package, or on another GPU than it is made for, its
+rows are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swiglu_bench.cases.cases import Dtype, Scope
+from swiglu_bench.cases.cases import DENSE, Dtype, Scope
+from swiglu_bench.cases.costs import Footprint
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.contenders.around import around, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,17 +21,67 @@ if TYPE_CHECKING:
     from swiglu_bench.cases.problem import Problem
 
 
-def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """[intermediate, hidden] twice -> [2 * intermediate, hidden]: a row of the gate's, then the same row of up's."""
-    import torch
+LIGER: dict[str, Any] = {
+    "backend": "triton", "package": "liger_kernel",
+    "interpretable": "liger-kernel passes a float where Triton's interpreter needs a tensor; it runs on a GPU only.",
+}  # fmt: skip
+QUACK: dict[str, Any] = {
+    "weight_layout": "interleaved", "backend": "cutlass", "package": "quack", "imports": "quack.gemm_interface",
+    "gpus": (9, 10, 11, 12), "dtypes": (Dtype.FLOAT16, Dtype.BFLOAT16),
+    "multiple": 8,  # rows must step by 16 bytes
+}  # fmt: skip
+"""What all rows of a package declare."""
 
-    return torch.stack((gate, up), 1).flatten(0, 1)
+
+@implementation(
+    "liger",
+    scopes=DENSE,
+    description="liger-kernel's SiLU-mul: LigerSiLUMulFunction between two nn.Linear",
+    usage="from liger_kernel.ops.swiglu import LigerSiLUMulFunction; h = LigerSiLUMulFunction.apply(gate, up)",
+    imports="liger_kernel.ops.swiglu",
+    offers=("bias",),
+    overwrites=("gate", "up"),
+    **LIGER,
+    footprints={
+        Scope.ACTIVATION: Footprint(saved=0, phases=((1, 0, 0),)),
+        Scope.GLU: Footprint(saved=2, phases=((3, 1, 1), (2, 2, 2))),
+        Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3))),
+    },
+)
+def liger(problem: Problem) -> Step:
+    """As liger_kernel.transformers.LigerSwiGLUMLP calls it. Its backward overwrites gate and up."""
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return around(problem, LigerSiLUMulFunction.apply)
 
 
-def deinterleave(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """What `interleave` was given, as views."""
-    gate, up = gate_up.unflatten(0, (-1, 2)).unbind(1)
-    return gate, up
+@implementation(
+    "liger-mlp",
+    scopes=(Scope.MLP,),
+    description="liger-kernel's LigerMLPFunction: autotuned Triton kernels; w_down and the weight gradients by cuBLAS",
+    usage="from liger_kernel.ops.mlp import LigerMLPFunction; "
+    "out = LigerMLPFunction.apply(x, w_gate, w_up, w_down)  # x is [batch, tokens, hidden]",
+    imports="liger_kernel.ops.mlp",
+    **LIGER | {"interpretable": "liger-kernel's LigerMLPFunction takes CUDA tensors only; it runs on a GPU only."},
+    multiple=8,  # rows must step by 16 bytes
+    tf32=True,  # on an H100 output and gradients were 1.6e-3 to 2.3e-3 off, eager's 5e-7
+    footprints={Scope.MLP: Footprint(saved=3, phases=((3, 2, 3),))},
+)
+def liger_mlp(problem: Problem) -> Step:
+    """As liger_kernel.transformers.LigerMLP calls it. Its backward overwrites what it saved: no second one.
+
+    It stores gate and up even under torch.no_grad as long as a weight requires a gradient, for it reads
+    `ctx.needs_input_grad`.
+    """
+    from liger_kernel.ops.mlp import LigerMLPFunction
+
+    return _of_batches(problem, LigerMLPFunction.apply)
+
+
+def _of_batches(problem: Problem, mlp: Callable[..., Tensor]) -> Step:
+    """Of `mlp(x [batch, tokens, hidden], w_gate, w_up, w_down)`."""
+    weights = tuple(problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
+    return Step(lambda x: mlp(x.unsqueeze(0), *weights).squeeze(0))
 
 
 def gate_gradient(dz: Tensor, preactivation: Tensor) -> Tensor:
@@ -73,21 +125,14 @@ def _quack_glu(w_gate_up: Tensor, tuned: bool) -> Callable[[Tensor], Tensor]:
 
 
 def _quack(problem: Problem, tuned: bool) -> Step:
-    own = dict(problem.weights)
-    trains = own["w_gate"].requires_grad
-    joined = interleave(own.pop("w_gate"), own.pop("w_up")).detach().requires_grad_(trains)
-    own["w_gate_up"] = joined
-
-    def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        gradients["w_gate"], gradients["w_up"] = deinterleave(gradients.pop("w_gate_up"))
-        return gradients
-
+    own, to_canonical = joined(problem, interleaved=True)
+    w_gate_up = own["w_gate_up"]
     if problem.case.scope is Scope.GLU:
-        return Step(_quack_glu(joined, tuned), own, to_canonical)
+        return Step(_quack_glu(w_gate_up, tuned), own, to_canonical)
     from quack.mlp import mlp_func
 
     w_down = own["w_down"]
-    return Step(lambda x: mlp_func(x, joined, w_down, "swiglu", tuned=tuned), own, to_canonical)
+    return Step(lambda x: mlp_func(x, w_gate_up, w_down, "swiglu", tuned=tuned), own, to_canonical)
 
 
 def _quack_row(name: str, description: str, tuned: bool) -> Implementation:
@@ -95,15 +140,9 @@ def _quack_row(name: str, description: str, tuned: bool) -> Implementation:
         name,
         scopes=(Scope.GLU, Scope.MLP),
         description=description,
-        weight_layout="interleaved",
-        backend="cutlass",
-        package="quack",
-        imports="quack.gemm_interface",
-        gpus=(9, 10, 11, 12),
-        dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
-        multiple=8,  # rows must step by 16 bytes
         on_request=tuned,
         usage=f"from quack.mlp import mlp_func; out = mlp_func(x, w_gate_up, w_down, 'swiglu', tuned={tuned})",
+        **QUACK,
     )
     return declare(partial(_quack, tuned=tuned))
 
@@ -126,5 +165,4 @@ def flash_swiglu_mlp(problem: Problem) -> Step:
     """As its FlashSwiGLUMLP calls it. Its backward overwrites what it saved: no second one."""
     from flash_swiglu_mlp import flash_swiglu
 
-    weights = tuple(problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
-    return Step(lambda x: flash_swiglu(x.unsqueeze(0), *weights).squeeze(0))  # [batch, tokens, hidden]
+    return _of_batches(problem, flash_swiglu)

@@ -10,7 +10,7 @@ from swiglu_bench.cases.cases import DENSE, Scope
 from swiglu_bench.cases.costs import Footprint
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.contenders import experts
-from swiglu_bench.contenders.around import around, packed
+from swiglu_bench.contenders.around import around, packed, under_compile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,25 +23,6 @@ def _gate(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
 
     limit = problem.extras.limit
     return definition.silu_mul if limit is None else partial(definition.gate_mul, limit=limit)
-
-
-def _packed(problem: Problem) -> Step:
-    from torch.nn.functional import linear
-
-    gate_mul = _gate(problem)
-
-    def glu(x: Tensor, w_gate_up: Tensor, bias_gate_up: Tensor | None) -> Tensor:
-        return gate_mul(*linear(x, w_gate_up, bias_gate_up).chunk(2, dim=-1))
-
-    return packed(problem, glu)
-
-
-def _compile(step: Step, mode: str | None = None) -> Step:
-    """The Step with its forward compiled for its static shape; a graph break is an error, not a slow path."""
-    import torch
-
-    step.forward = torch.compile(step.forward, fullgraph=True, dynamic=False, mode=mode)
-    return step
 
 
 @implementation(
@@ -76,7 +57,14 @@ def eager(problem: Problem) -> Step:
 )
 def eager_packed(problem: Problem) -> Step:
     """As Phi-3 and vLLM lay out their weights."""
-    return _packed(problem)
+    from torch.nn.functional import linear
+
+    gate_mul = _gate(problem)
+
+    def glu(x: Tensor, w_gate_up: Tensor, bias_gate_up: Tensor | None) -> Tensor:
+        return gate_mul(*linear(x, w_gate_up, bias_gate_up).chunk(2, dim=-1))
+
+    return packed(problem, glu)
 
 
 @implementation(
@@ -94,7 +82,7 @@ def eager_packed(problem: Problem) -> Step:
 )
 def compiled(problem: Problem) -> Step:
     """torch.compile's default mode."""
-    return _compile(around(problem, _gate(problem)))
+    return under_compile(around(problem, _gate(problem)))
 
 
 @implementation(
@@ -112,7 +100,7 @@ def compiled(problem: Problem) -> Step:
 )
 def compiled_packed(problem: Problem) -> Step:
     """torch.compile's default mode over one packed product."""
-    return _compile(_packed(problem))
+    return under_compile(eager_packed.build(problem))
 
 
 @implementation(
@@ -127,4 +115,4 @@ def compiled_packed(problem: Problem) -> Step:
 )
 def compiled_max_autotune(problem: Problem) -> Step:
     """Without CUDA graphs, which no other row uses either; graph time is measured for every row."""
-    return _compile(around(problem, _gate(problem)), "max-autotune-no-cudagraphs")
+    return under_compile(around(problem, _gate(problem)), "max-autotune-no-cudagraphs")

@@ -15,8 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from swiglu_bench.machine.machine import installed
-from swiglu_bench.machine.nvml import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer
-from swiglu_bench.machine.system import file_value, look
+from swiglu_bench.machine.system import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer, file_value, look
 from swiglu_bench.measure import profilers
 
 TESTED = {"torch": ("2.11", "2.15"), "triton": ("3.6", "3.9"), "liger-kernel": ("0.8.5", "0.8.5")}
@@ -50,8 +49,9 @@ class Finding:
     """What to do; empty where nothing is to be done."""
 
 
-Answer = tuple[str, Severity, str]
 OK, WARN, FAIL, UNKNOWN = Severity
+Answer = tuple[str, bool, Severity, str]
+"""What was found, whether it is bad and, for that case, how bad and what to do."""
 ON = {True: "on", False: "off"}
 
 
@@ -76,14 +76,14 @@ def gpu_findings(device: torch.device) -> Iterator[Finding]:
     except NoAnswer as reason:
         yield Finding("NVML", str(reason), WARN, "Without it, throttling and other users of the GPU go unnoticed.")
         return
-    yield _finding("load by others", _load, gpu)  # before this process causes any
+    yield _asked("load by others", _load, gpu)  # before this process causes any
     torch.cuda.synchronize(device)  # now the driver lists this process, which tells its ids from a container's
     for check, ask in IDLE_CHECKS.items():
-        yield _finding(check, ask, gpu)
+        yield _asked(check, ask, gpu)
     with torch.cuda.device(device):
         _spin(LOAD_MS)
         for check, ask in LOAD_CHECKS.items():
-            yield _finding(check, ask, gpu)
+            yield _asked(check, ask, gpu)
         torch.cuda.synchronize(device)
 
 
@@ -93,52 +93,49 @@ def _spin(milliseconds: int) -> None:
     time.sleep(milliseconds / 2e3)
 
 
-def _finding(check: str, ask: Callable[[Gpu], Answer], gpu: Gpu) -> Finding:
+def _asked(check: str, ask: Callable[[Gpu], Answer], gpu: Gpu) -> Finding:
     try:
-        return Finding(check, *ask(gpu))
+        return _judged(check, *ask(gpu))
     except NoAnswer as reason:
         return Finding(check, f"the driver does not say: {reason}", UNKNOWN)
 
 
-def _judged(found: str, bad: bool, severity: Severity, advice: str) -> Answer:
-    """What was found, with a severity and advice if it is bad."""
-    return (found, severity, advice) if bad else (found, OK, "")
+def _judged(check: str, found: str, bad: bool, severity: Severity, advice: str) -> Finding:
+    return Finding(check, found, severity, advice) if bad else Finding(check, found, OK)
 
 
 def _load(gpu: Gpu) -> Answer:
     percent = gpu.ask("UtilizationRates").gpu
     advice = "Something else was running on this GPU before this program used it; wait for it or end it."
-    return _judged(f"{percent}%", percent > BUSY_PERCENT, FAIL, advice)
+    return f"{percent}%", percent > BUSY_PERCENT, FAIL, advice
 
 
 def _others(gpu: Gpu) -> Answer:
     others = gpu.other_processes()
     found = f"processes {', '.join(map(str, others))}" if others else "none"
-    return _judged(found, bool(others), FAIL, "End them, or choose another GPU with --device.")
+    return found, bool(others), FAIL, "End them, or choose another GPU with --device."
 
 
 def _memory(gpu: Gpu) -> Answer:
     info = gpu.ask("MemoryInfo")
     found = f"{info.free / 2**30:.1f} of {info.total / 2**30:.1f} GiB"
-    advice = "Large cases will be skipped; end what holds the memory."
-    return _judged(found, info.free < FREE_SHARE * info.total, WARN, advice)
+    return found, info.free < FREE_SHARE * info.total, WARN, "Large cases will be skipped; end what holds the memory."
 
 
 def _mig(gpu: Gpu) -> Answer:
     on = gpu.maybe(lambda: gpu.ask("MigMode")) not in (None, [0, 0], (0, 0))
-    advice = "A part of a GPU shares memory and power with the other parts; measure on a whole one."
-    return _judged(ON[on], on, WARN, advice)
+    return ON[on], on, WARN, "A part of a GPU shares memory and power with the other parts; measure on a whole one."
 
 
 def _persistence(gpu: Gpu) -> Answer:
     on = bool(gpu.ask("PersistenceMode"))
-    return _judged(ON[on], not on, WARN, "The driver may unload between commands: `sudo nvidia-smi -pm 1`.")
+    return ON[on], not on, WARN, "The driver may unload between commands: `sudo nvidia-smi -pm 1`."
 
 
 def _power(gpu: Gpu) -> Answer:
     limit_w, default_w = gpu.power_limit_w(), gpu.ask("PowerManagementDefaultLimit") / 1e3
     advice = f"Times are those of a slower card: `sudo nvidia-smi -pl {default_w:.0f}`."
-    return _judged(f"{limit_w:.0f} W, by default {default_w:.0f} W", limit_w < default_w, WARN, advice)
+    return f"{limit_w:.0f} W, by default {default_w:.0f} W", limit_w < default_w, WARN, advice
 
 
 def _ecc(gpu: Gpu) -> Answer:
@@ -146,19 +143,18 @@ def _ecc(gpu: Gpu) -> Answer:
     kind = gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC
     errors = gpu.maybe(lambda: gpu.ask("TotalEccErrors", *kind))
     if errors:
-        return f"{errors} uncorrected errors since boot", FAIL, "Results may be wrong; reset or replace the card."
+        return f"{errors} uncorrected errors since boot", True, FAIL, "Results may be wrong; reset or replace the card."
     if current != pending:
-        return "a change takes effect at the next reboot", WARN, "Reboot, so that all runs have the same setting."
+        return "a change takes effect at the next reboot", True, WARN, "Reboot, so that all runs have the same setting."
     advice = "Bandwidth is higher than with ECC on; mention it with the results."
-    return _judged("on, no uncorrected errors" if current else "off", not current, WARN, advice)
+    return "on, no uncorrected errors" if current else "off", not current, WARN, advice
 
 
 def _repair(gpu: Gpu) -> Answer:
     _, _, pending, failed = gpu.ask("RemappedRows")
     if failed:
-        return "a row of memory could not be remapped", FAIL, "Replace the card."
-    found = "rows of memory wait to be remapped" if pending else "none"
-    return _judged(found, pending, WARN, "Reset the GPU or reboot.")
+        return "a row of memory could not be remapped", True, FAIL, "Replace the card."
+    return "rows of memory wait to be remapped" if pending else "none", bool(pending), WARN, "Reset the GPU or reboot."
 
 
 def _driver(gpu: Gpu) -> Answer:
@@ -166,24 +162,25 @@ def _driver(gpu: Gpu) -> Answer:
     major, minor = number // 1000, number % 1000 // 10
     found = f"{gpu.driver()}, up to CUDA {major}.{minor}; PyTorch was built for {wanted or 'none'}"
     too_old = bool(wanted) and major < int(wanted.split(".")[0])
-    return _judged(found, too_old, FAIL, "Update the driver, or install a PyTorch for its CUDA version.")
+    return found, too_old, FAIL, "Update the driver, or install a PyTorch for its CUDA version."
 
 
 def _clock(gpu: Gpu) -> Answer:
-    now_mhz, most_mhz = gpu.sm_mhz(), gpu.max_sm_mhz()
+    now_mhz, most_mhz = gpu.sm_mhz(), int(gpu.ask("MaxClockInfo", gpu.nvml.NVML_CLOCK_SM))
     found = f"{now_mhz} MHz of {most_mhz} MHz"
     if gpu.reasons() & APPLICATION_CLOCKS:
-        return f"{found}, held by application clocks", WARN, "Restore the default: `sudo nvidia-smi -rac` and `-rgc`."
+        advice = "Restore the default: `sudo nvidia-smi -rac` and `-rgc`."
+        return f"{found}, held by application clocks", True, WARN, advice
     advice = "If clocks are locked on purpose, mention it with the results; else `sudo nvidia-smi -rgc`."
-    return _judged(found, now_mhz < NEAR_TOP * most_mhz, WARN, advice)
+    return found, now_mhz < NEAR_TOP * most_mhz, WARN, advice
 
 
 def _throttling(gpu: Gpu) -> Answer:
     throttles = gpu.throttles()
+    found = ", ".join(throttles) or "none"
     if set(throttles) - {THROTTLES[0x004]}:
-        return ", ".join(throttles), FAIL, "Check cooling and power supply."
-    advice = "The card is at its power limit with almost no load."
-    return _judged(", ".join(throttles) or "none", bool(throttles), WARN, advice)
+        return found, True, FAIL, "Check cooling and power supply."
+    return found, bool(throttles), WARN, "The card is at its power limit with almost no load."
 
 
 def _temperature(gpu: Gpu) -> Answer:
@@ -192,7 +189,7 @@ def _temperature(gpu: Gpu) -> Answer:
     slow_c = gpu.maybe(lambda: gpu.ask("TemperatureThreshold", threshold))
     found = f"{now_c} °C; it slows down at {'an unknown temperature' if slow_c is None else f'{slow_c} °C'}"
     hot = slow_c is not None and now_c >= slow_c - HOT_MARGIN_C
-    return _judged(found, hot, WARN, "Let it cool, or improve its cooling.")
+    return found, hot, WARN, "Let it cool, or improve its cooling."
 
 
 IDLE_CHECKS: dict[str, Callable[[Gpu], Answer]] = {
@@ -214,12 +211,12 @@ def version_findings() -> Iterator[Finding]:
             continue
         first, last = Version(oldest).release[:2], Version(newest).release[:2]
         advice = f"Tested with {' to '.join(dict.fromkeys((oldest, newest)))}: `pip install -c constraints.txt .`."
-        yield Finding(package, *_judged(version, not first <= Version(version).release[:2] <= last, WARN, advice))
+        yield _judged(package, version, not first <= Version(version).release[:2] <= last, WARN, advice)
     yield _pairing()
     for tool, loss in (("nvcc", "CUDA sources cannot be compiled"), ("ncu", "kernels cannot be profiled")):
         place = shutil.which(tool)
         advice = f"Without it {loss}; measuring does not need it."
-        yield Finding(tool, *_judged(place or "not found", not place, WARN, advice))
+        yield _judged(tool, place or "not found", not place, WARN, advice)
 
 
 def _pairing() -> Finding:
@@ -232,7 +229,7 @@ def _pairing() -> Finding:
     fits = named[0].specifier.contains(triton, prereleases=True)
     found = f"torch asks for triton{named[0].specifier}" + ("" if fits else f", {triton} is installed")
     advice = "Install the triton that torch names; compiled code may fail."
-    return Finding(check, *_judged(found, not fits, FAIL, advice))
+    return _judged(check, found, not fits, FAIL, advice)
 
 
 def kernel_finding(device: torch.device) -> Finding:
@@ -243,27 +240,27 @@ def kernel_finding(device: torch.device) -> Finding:
     advice = (
         "Portable kernels run instead. `swiglu-bench doctor --kernels` checks the others, and admits what is right."
     )
-    return Finding("hand-scheduled kernels", *_judged(reason or "not replaced", reason is not None, WARN, advice))
+    return _judged("hand-scheduled kernels", reason or "not replaced", reason is not None, WARN, advice)
 
 
 def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:
     """Disk, CPU clock and power supply; `sys_folder` is /sys, `folder` is where results are written."""
     free = shutil.disk_usage(folder).free
     advice = "Samples and compiled kernels need room."
-    yield Finding("free disk", *_judged(f"{free / 2**30:.1f} GiB", free < FREE_DISK_BYTES, WARN, advice))
+    yield _judged("free disk", f"{free / 2**30:.1f} GiB", free < FREE_DISK_BYTES, WARN, advice)
     governor = file_value(sys_folder / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor is None:
         yield Finding("CPU governor", "not reported, as in a virtual machine", UNKNOWN)
     else:
         advice = "Host time and latency vary: `sudo cpupower frequency-set -g performance`."
-        yield Finding("CPU governor", *_judged(governor, governor == "powersave", WARN, advice))
+        yield _judged("CPU governor", governor, governor == "powersave", WARN, advice)
     load = look()
     if load is None:
         yield Finding("CPU load", "not known on this system", UNKNOWN)
     else:
         found = f"others use {load.others:.1f} of {load.cpus} CPUs, {load.steal:.0%} stolen"
         advice = "Host time, latency and CPU times suffer; wait for the other programs."
-        yield Finding("CPU load", *_judged(found, bool(load.reason("cpu")), WARN, advice))
+        yield _judged("CPU load", found, bool(load.reason("cpu")), WARN, advice)
     mains = [file_value(supply / "online") for supply in (sys_folder / "class/power_supply").glob("*")]
     if "0" in mains and "1" not in mains:
         yield Finding("power supply", "battery", WARN, "Plug it in: clocks are lower on battery.")
@@ -283,4 +280,4 @@ def clock_findings(device: torch.device) -> Iterator[Finding]:
             between = f", {agreement.between_us:.1f} us between event and kernel" if agreement.between_us else ""
             both = f"{agreement.ours_us:.1f} us, profiler {agreement.profiler_us:.1f} us{between}"
             found = f"{agreement.workload}: {both} ({agreement.difference:+.1%})"
-            yield Finding(check, *_judged(found, not agreement.holds, FAIL, advice))
+            yield _judged(check, found, not agreement.holds, FAIL, advice)

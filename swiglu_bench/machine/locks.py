@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.machine.nvml import gpu_uuid
+from swiglu_bench.machine.system import gpu_uuid
 
 POLL_S = 0.5
 

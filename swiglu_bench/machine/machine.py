@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
@@ -16,8 +17,7 @@ import torch
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import sources
-from swiglu_bench.machine.nvml import Gpu, NoAnswer, gpu_uuid
-from swiglu_bench.machine.system import file_value
+from swiglu_bench.machine.system import Gpu, NoAnswer, file_value, gpu_uuid
 from swiglu_bench.version import __version__
 
 
@@ -118,10 +118,13 @@ def describe(device: torch.device) -> Machine:
     from swiglu_kernels.tiles import tuning  # imports Triton, whose interpreter `request.find_device` chooses before
 
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    driver, index, power_limit_w = _from_nvml(device)
+    nvml: Gpu | None = None
+    if gpu:
+        with contextlib.suppress(NoAnswer):
+            nvml = Gpu(device)
     return Machine(
         host=platform.node(),
-        gpu_index=index,
+        gpu_index=nvml.maybe(nvml.index) if nvml else None,
         gpu_uuid=gpu_uuid(device),
         device=gpu.name if gpu else _cpu_name(),
         device_type=device.type,
@@ -129,8 +132,8 @@ def describe(device: torch.device) -> Machine:
         sm_count=gpu.multi_processor_count if gpu else None,
         cache_bytes=gpu.L2_cache_size if gpu else _cpu_cache_bytes(),
         compute_capability=capability(device),
-        power_limit_w=power_limit_w,
-        driver=driver,
+        power_limit_w=nvml.maybe(nvml.power_limit_w) if nvml else None,
+        driver=(nvml and nvml.maybe(nvml.driver)) or "",
         cuda=torch.version.cuda or "" if gpu else "",
         torch=torch.__version__,
         triton=installed("triton"),
@@ -152,17 +155,6 @@ def capability(device: torch.device) -> str:
 def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
     sizes = [file_value(path, r"^(\d+)K$") for path in folder.glob("index*/size")]
     return max((int(size) * 1024 for size in sizes if size), default=None)
-
-
-def _from_nvml(device: torch.device) -> tuple[str, int | None, float | None]:
-    """Driver, index and power limit; empty on a CPU or where NVML does not answer."""
-    if device.type != "cuda":
-        return "", None, None
-    try:
-        gpu = Gpu(device)
-    except NoAnswer:
-        return "", None, None
-    return gpu.maybe(gpu.driver) or "", gpu.maybe(gpu.index), gpu.maybe(gpu.power_limit_w)
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -35,29 +35,27 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-class Clock(Protocol):
+class Clock:
     """Times one call."""
 
-    cache: str
+    cache = "cpu"
 
     def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once and time it; the host needs about `lead_us` to queue it and what comes before.
 
         `prepare` lays out inputs, untimed, as late as possible before the call. `hand_over` takes its results at once.
         """
-        ...
+        raise NotImplementedError
 
     def pause(self) -> AbstractContextManager[None]:
         """Leave what happens in this context, within a call, out of its time."""
-        ...
+        raise NotImplementedError("nothing can be left out of this clock's samples")
 
     def synchronize(self) -> None:
-        """Wait until everything queued has run."""
-        ...
+        """Wait until everything queued has run; a CPU has no queue."""
 
     def flush(self) -> None:
-        """Fill the cache with other data, if samples are to begin with a cold one."""
-        ...
+        """Fill a GPU's cache with other data, if samples begin with a cold one."""
 
 
 class DeviceLost(RuntimeError):
@@ -74,16 +72,14 @@ def answers(device: torch.device) -> bool:
     return True
 
 
-class CpuClock:
-    """Wall clock; a CPU call has ended when it returns."""
-
-    cache = "cpu"
+class CpuClock(Clock):
+    """Wall clock; a CPU call has ended when it returns, and nothing is queued, so `lead_us` has no meaning."""
 
     def __init__(self) -> None:
         self._paused_s = 0.0
 
     def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
-        """Run `call` once and time it; nothing is queued, so `lead_us` has no meaning."""
+        """Run `call` once and time it."""
         prepare()
         self._paused_s = 0.0
         start = time.perf_counter()
@@ -99,14 +95,12 @@ class CpuClock:
         yield
         self._paused_s += time.perf_counter() - start
 
-    def synchronize(self) -> None:
-        """Do nothing: a CPU has no queue."""
 
-    def flush(self) -> None:
-        """Do nothing: a CPU's caches are left as they are."""
+def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
-class CudaClock:
+class CudaClock(Clock):
     """CUDA events behind a filled queue, with the L2 cache full of other data before each sample.
 
     A short spin holds the GPU while the host queues inputs, event, work, event: launch gaps of the host do not count,
@@ -130,8 +124,7 @@ class CudaClock:
         self._cycles_per_us = self._calibrate()
 
     def _calibrate(self) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        cycles = 2_000_000
+        (start, end), cycles = _events(), 2_000_000
         for _ in range(2):
             start.record()
             torch.cuda._sleep(cycles)
@@ -156,7 +149,7 @@ class CudaClock:
 
     def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once behind a spin that outlasts the `lead_us` in which the host queues it."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = _events()
         self._pauses.clear()
         self._paused_s = 0.0
         spin_us = min(lead_us + self.MARGIN_US, self.SPIN_LIMIT_US)
@@ -179,8 +172,8 @@ class CudaClock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave what happens in this context out of the call's time on the GPU."""
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        """Leave what happens in this context out of the call's time."""
+        first, last = _events()
         start = time.perf_counter()
         first.record()
         yield
@@ -189,20 +182,23 @@ class CudaClock:
         self._paused_s += time.perf_counter() - start
 
 
-class LatencyClock:
+class LatencyClock(Clock):
     """The time that a caller waits: from an idle GPU through the call to an idle GPU, by the host's clock.
 
     The L2 cache is cold or hot before the call, as in samples of the given `clock`.
     """
 
     def __init__(self, clock: CudaClock) -> None:
-        self.cache = clock.cache
-        self.synchronize, self.flush = clock.synchronize, clock.flush
+        self.cache, self._clock = clock.cache, clock
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on the device has run."""
+        self._clock.synchronize()
 
     def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once on an idle device; nothing is queued before it, so `lead_us` has no meaning."""
         prepare()
-        self.flush()
+        self._clock.flush()
         self.synchronize()
         start = time.perf_counter()
         result = call()
@@ -211,10 +207,6 @@ class LatencyClock:
         ms = (time.perf_counter() - start) * 1e3
         hand_over()
         return Sample(ms, host_us, host_us, True, result)
-
-    def pause(self) -> AbstractContextManager[None]:
-        """Raise NotImplementedError: nothing can be left out of a latency."""
-        raise NotImplementedError("a call whose latency is taken lays out all of its inputs before")
 
 
 def make_clock(device: torch.device, cold_l2: bool = True) -> Clock:

@@ -94,28 +94,22 @@ def parse(text: str) -> Counters:
 
     def values(metric: str) -> list[float]:
         """Those of all kernels; empty where a kernel has none."""
-        found = [_number(row.get(metric)) for row in kernels]
-        return [value for value in found if value is not None] if None not in found else []
+        try:
+            return [float((row.get(metric) or "").replace(",", "")) for row in kernels]
+        except ValueError:  # n/a
+            return []
 
     times, tensor, registers = values(TIME), values(TENSOR), values(REGISTERS)
     dram, level2 = values(DRAM), values(L2)
     if not times:
         raise NoCounters("ncu gave the kernels no times")
-    longest = times.index(max(times))
     share = sum(time * value for time, value in zip(times, tensor, strict=True)) / sum(times) if tensor else None
     return Counters(
         tensor_pct=share,
         dram_bytes=round(sum(dram)) if dram else None,
         l2_bytes=round(sum(level2)) if level2 else None,
-        registers_per_thread=int(registers[longest]) if registers else None,
+        registers_per_thread=int(registers[times.index(max(times))]) if registers else None,
     )
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:  # n/a
-        return None
 
 
 def _reason(lines: Sequence[str]) -> str:

@@ -46,12 +46,8 @@ def measure_memory(
     allocations that only a first call makes count as kept.
     """
     gc.collect()
-    return _on_cuda(device, forward, backward) if device.type == "cuda" else _on_cpu(forward, backward)
-
-
-def _on_cuda(
-    device: torch.device, forward: Callable[[], Tensor], backward: Callable[[Tensor], Any] | None
-) -> MemoryUse:
+    if device.type != "cuda":
+        return _on_cpu(forward, backward)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

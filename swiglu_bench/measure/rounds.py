@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from swiglu_bench.measure.clock import Clock, DeviceLost, Sample
 from swiglu_bench.measure.statistics import Interval, median_interval, percentile, ratio_interval
@@ -68,18 +68,6 @@ class Timing:
         return [sample.ms for sample in self.samples]
 
 
-class Timed(Protocol):
-    """A row with the figures that the rounds give for one contender by itself."""
-
-    time_ms: float | None
-    time_p10_ms: float | None
-    time_p90_ms: float | None
-    rounds: int | None
-    stopped_by: str
-    queue_filled: float | None
-    host_us: float | None
-
-
 @dataclass(frozen=True)
 class Rounds:
     """All samples of one set of contenders."""
@@ -95,8 +83,8 @@ class Rounds:
             return None
         return ratio_interval(mine.ms, base.ms)
 
-    def note(self, name: str, row: Timed) -> None:
-        """Enter a contender's median and spread into a row, and how they were measured; it must have samples."""
+    def note(self, name: str, row: Any) -> None:
+        """Enter a contender's median and spread into a Record, and how they were measured; it must have samples."""
         timing = self.timings[name]
         row.time_ms = percentile(timing.ms, 50)
         row.time_p10_ms, row.time_p90_ms = percentile(timing.ms, 10), percentile(timing.ms, 90)
@@ -197,11 +185,8 @@ def _take(contender: TimedCall, number: int, lead: _Lead) -> Sample:
 
 def _spent(rule: Rule, rounds: int, expected_s: float) -> str:
     """Which allowance is spent with so many rounds, which take about `expected_s`, or ""."""
-    if rounds < rule.min_rounds:
-        return ""
-    if rounds >= rule.max_rounds:
-        return "rounds"
-    return "budget" if expected_s >= rule.budget_s else ""
+    spent = "rounds" if rounds >= rule.max_rounds else "budget" if expected_s >= rule.budget_s else ""
+    return spent if rounds >= rule.min_rounds else ""
 
 
 def _precise(timings: dict[str, Timing], rule: Rule, baseline: str | None) -> bool:

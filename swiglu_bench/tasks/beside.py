@@ -12,7 +12,7 @@ from dataclasses import replace
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check.inputs import Draw, new_seed
-from swiglu_bench.machine.nvml import Gpu
+from swiglu_bench.machine.system import Gpu
 from swiglu_bench.measure import profilers
 from swiglu_bench.measure.resources import joules_per_call
 from swiglu_bench.measure.rounds import Rule, run_rounds

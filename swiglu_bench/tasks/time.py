@@ -12,8 +12,7 @@ from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.costs import Product
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.ceilings_cache import Ceilings
-from swiglu_bench.machine.nvml import Gpu, NoAnswer
-from swiglu_bench.machine.system import LoadWatch
+from swiglu_bench.machine.system import Gpu, LoadWatch, NoAnswer
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import noise_interval, percentile

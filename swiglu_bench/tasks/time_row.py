@@ -9,7 +9,7 @@ from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.implementation import BEFORE
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.machine.nvml import Gpu, NoAnswer
+from swiglu_bench.machine.system import Gpu, NoAnswer
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.record import GpuState, Record, Status

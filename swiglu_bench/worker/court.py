@@ -28,8 +28,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.machine.nvml import Gpu
-from swiglu_bench.machine.system import CpuUse, idle_share
+from swiglu_bench.machine.system import CpuUse, Gpu, idle_share
 from swiglu_bench.rows.record import Record, TensorCheck
 from swiglu_bench.worker import worker
 from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess, ProcessContender

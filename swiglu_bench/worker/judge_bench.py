@@ -24,8 +24,7 @@ from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
 from swiglu_bench.check.results import Fault, Letterbox, Sizes, same_bits
 from swiglu_bench.machine import ceilings_cache, machine
-from swiglu_bench.machine.ceilings_cache import Ceilings
-from swiglu_bench.measure.ceilings import bare_products, grouped_products
+from swiglu_bench.machine.ceilings_cache import Ceilings, bare_products, grouped_products
 from swiglu_bench.measure.clock import Clock, Sample, make_clock
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.worker.settings import Settings

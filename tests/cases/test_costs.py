@@ -21,26 +21,21 @@ from swiglu_bench.cases.costs import (
 T, H, I = 7, 24, 40  # noqa: E741 -- tokens, hidden, intermediate of small_case, as the formulae name them
 
 
-def test_products_of_a_glu() -> None:
-    forward, dx, dw = (T, 2 * I, H), (T, H, 2 * I), (2 * I, H, T)
-    everything, frozen = tensors(Scope.GLU), ("x",)
-    assert products(small_case(mode=Mode.FORWARD), everything) == [forward]
-    assert products(small_case(mode=Mode.BACKWARD), everything) == [dx, dw]
-    assert products(small_case(mode=Mode.BACKWARD), frozen) == [dx]
-    assert products(small_case(mode=Mode.STEP), everything) == [forward, dx, dw]
-    assert products(small_case(mode=Mode.BACKWARD), ()) == []
-    assert products(small_case(scope=Scope.ACTIVATION), ("gate", "up")) == []
-
-
-def test_products_of_an_mlp() -> None:
+def test_products() -> None:
     forward, down = (T, 2 * I, H), (T, H, I)
     dx, dw, dh, dw_down = (T, H, 2 * I), (2 * I, H, T), (T, I, H), (H, I, T)
-    everything = tensors(Scope.MLP)
-    mlp = {mode: small_case(scope=Scope.MLP, mode=mode) for mode in Mode}
-    assert products(mlp[Mode.FORWARD], everything) == [forward, down]
-    assert sorted(products(mlp[Mode.BACKWARD], everything)) == sorted([dx, dw, dh, dw_down])
-    assert sorted(products(mlp[Mode.BACKWARD], ("x",))) == sorted([dx, dh])
-    assert products(mlp[Mode.STEP], everything) == [forward, down, *products(mlp[Mode.BACKWARD], everything)]
+    assert products(small_case(scope=Scope.ACTIVATION), ("gate", "up")) == []
+    for scope, first, of_inputs, of_weights in (
+        (Scope.GLU, [forward], [dx], [dw]),
+        (Scope.MLP, [forward, down], [dx, dh], [dw, dw_down]),
+    ):
+        case = {mode: small_case(scope=scope, mode=mode) for mode in Mode}
+        everything = tensors(scope)
+        assert products(case[Mode.FORWARD], everything) == first
+        assert products(case[Mode.BACKWARD], ("x",)) == of_inputs
+        assert products(case[Mode.BACKWARD], ()) == []
+        assert products(case[Mode.BACKWARD], everything) == of_inputs + of_weights
+        assert products(case[Mode.STEP], everything) == first + of_inputs + of_weights
 
 
 def test_operations_of_llama7b() -> None:

@@ -94,10 +94,8 @@ def test_experts_are_those_of_the_kernels_reference(
     compare(results(our_experts, given, **variant), results(their_experts, given, **variant))
     if dtype is torch.float64:
         given += normal(dtype, (5, 2 * intermediate), (5, hidden))
-        for one, other in zip(
-            results(our_experts, given, **variant), results(their_experts, given, **variant), strict=True
-        ):
-            assert (one - other).norm() <= 1e-14 * other.norm()
+        pairs = zip(results(our_experts, given, **variant), results(their_experts, given, **variant), strict=True)
+        assert all((one - other).norm() <= 1e-14 * other.norm() for one, other in pairs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
@@ -139,8 +137,7 @@ def our_quantised(precision: Precision, scope: Scope, gradients: tuple[bool, boo
 def equal_outputs_and_close_gradients(ours: list[Tensor], theirs: list[Tensor]) -> None:
     """The suite differentiates the gate by hand."""
     same(ours[0], theirs[0])
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one - other).norm() <= 1e-10 * other.norm()
+    assert all((one - other).norm() <= 1e-10 * other.norm() for one, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("recipe", reference.RECIPES)

@@ -29,20 +29,12 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
     assert one.declared() == dataclasses.replace(one, build=one.declared().build) != one
 
 
-def test_the_modules_to_import_before_a_first_call() -> None:
-    assert dummy("torch").modules == ()
-    assert dummy("triton", backend="triton", package="theirs").modules == ("triton", "theirs")
-    assert dummy("inner", package="theirs", imports="theirs.inner").modules == ("theirs.inner",)
-
-
 @pytest.mark.parametrize(
     ("declared", "reason"),
     [
         ({}, None),
         ({"dtypes": ["float16", "bfloat16"]}, "It does not support float32; it supports bfloat16, float16."),
-        ({"tf32": True}, "It multiplies fp32 as TF32, which has 10 of its 23 bits; it is compared in bf16 and fp16."),
         ({"multiple": 16}, "It needs hidden and intermediate sizes that are multiples of 16."),
-        ({"multiple": 8}, None),
         ({"scopes": ["mlp", "activation"]}, "It has no glu scope; it has activation, mlp."),
     ],
 )
@@ -75,16 +67,11 @@ def test_triton_on_a_cpu_needs_the_interpreter(installed: set[str]) -> None:
     assert THEIRS.unavailable("cuda") is None
 
 
-@pytest.mark.parametrize(
-    ("triton", "numpy", "works"), [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.0", True)]
-)
-def test_the_interpreter_has_its_needs(
-    installed: set[str], monkeypatch: pytest.MonkeyPatch, triton: str, numpy: str, works: bool
-) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
-    assert TRITON.unavailable("cuda") is None
-    reason = TRITON.unavailable("cpu", interpreter=True)
-    assert reason is None if works else "needs a NumPy older than 2.4, and 2.4.0 is installed" in str(reason)
+def test_the_interpreter_has_its_needs(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for triton, numpy, works in (("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.0", True)):
+        monkeypatch.setattr(importlib.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+        reason = TRITON.unavailable("cpu", interpreter=True)
+        assert reason is None if works else "needs a NumPy older than 2.4, and 2.4.0 is installed" in str(reason)
 
 
 def test_what_is_not_installed(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

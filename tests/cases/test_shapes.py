@@ -1,22 +1,17 @@
-import re
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from specimens import complaint as refused
 from specimens import result_or_complaint
 
 from swiglu_bench.cases import shapes
 from swiglu_bench.cases.cases import Shape
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import DEFAULT_TOKENS, all_configs, config_names, dense_shapes, load_shapes, with_tokens
-
-EXPECTED_SIZES = {
-    "mnist": (784, 512), "llama7b": (4096, 11008), "llama3-8b": (4096, 14336), "llama3-70b": (8192, 28672),
-    "mistral-7b": (4096, 14336), "qwen2.5-7b": (3584, 18944), "qwen3-32b": (5120, 25600),
-    "mixtral-expert": (4096, 14336), "deepseek-v3-expert": (7168, 2048), "gpt-oss": (2880, 2880),
-}  # fmt: skip
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
@@ -25,14 +20,7 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
     return str(path)
 
 
-def complaint(text: str) -> str:
-    """What load_shapes has to say, in one line."""
-    with pytest.raises(BadInput) as caught:
-        load_shapes(text)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.endswith((".", "?"))
-    return message
+complaint = partial(refused, load_shapes)
 
 
 # The files of configs/
@@ -44,12 +32,7 @@ def test_every_config_loads_and_states_its_source() -> None:
         for shape in load_shapes(config.name):
             assert shape.source
             assert shape.tokens == tuple(sorted(set(shape.tokens)))
-
-
-def test_sizes_of_the_models() -> None:
-    found = {name: load_shapes(name) for name in EXPECTED_SIZES}
-    assert {name: (shape.hidden, shape.intermediate) for name, (shape,) in found.items()} == EXPECTED_SIZES
-    assert {*EXPECTED_SIZES, "smoke", "odd", "tokens", "models"} <= set(config_names())
+    assert {"smoke", "odd", "tokens", "models", "llama7b"} <= set(config_names())
     (odd,) = load_shapes("odd")
     assert all(size % divisor for size in (odd.hidden, odd.intermediate) for divisor in (2, 3, 5, 7, 8, 16))
 
@@ -104,16 +87,11 @@ def test_random_layers_are_those_of_the_seed() -> None:
     assert {shape.hidden % 64 for shape in many[::2]} == {shape.intermediate % 64 for shape in many[::2]} == {0}
     assert {shape.hidden % 16 for shape in many[1::2]} == {shape.intermediate % 16 for shape in many[1::2]} == {8}
     assert all(2048 <= shape.hidden <= 8200 and 768 <= shape.intermediate <= 28680 for shape in many)
-    counts = [shape.tokens[0] for shape in many]
-    assert 1 <= min(counts) < 16 < 4096 < max(counts) <= 16384
-    assert all(f"{shape.hidden}x{shape.intermediate}" == shape.name for shape in many)
+    assert 1 <= min(shape.tokens for shape in many)[0] < 16 < 4096 < max(shape.tokens for shape in many)[0] <= 16384
     assert [shape.tokens for shape in with_tokens(load_shapes("smoke,random:1", 1), [5])] == [(5,), (1655,)]
 
-
-@pytest.mark.parametrize("text", ["random", "random:", "random:0", "random:-3", "random:many", "random:10001"])
-def test_how_many_random_layers_is_said(text: str) -> None:
-    expected = f"--shapes: {text!r} does not say how many layers to draw; give random:N"
-    assert complaint(f"smoke,{text}").startswith(expected)
+    for text in ("random", "random:", "random:0", "random:-3", "random:many", "random:10001"):
+        assert complaint(f"smoke,{text}").startswith(f"--shapes: {text!r} does not say how many layers to draw")
 
 
 # Files of users
@@ -143,14 +121,6 @@ def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path, mistake
     assert message.startswith(f"{path}:{line}: ")
     assert expected in message
     assert len(message) < len(path) + 300
-
-
-def test_aliases_that_grow_without_end_cost_nothing(tmp_path: Path) -> None:
-    """Nine levels of ten aliases each are a thousand million values."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    message = complaint(write(tmp_path, "\n".join(lines) + "\nhidden: *a8\nintermediate: *a8\nsource: s\n"))
-    assert re.search(r":1\d: hidden: Input should be a valid integer \(found a list\)\.$", message)
 
 
 @pytest.mark.parametrize(
@@ -205,14 +175,12 @@ def test_any_text_as_a_file_is_shapes_or_bad_input(tmp_path: Path, text: str) ->
 @pytest.mark.parametrize(
     ("lines", "names"),
     [
-        ("top_k: 2", ["top_k", "experts"]),
-        ("experts: 4", ["top_k", "1 to 4"]),
-        ("experts: 4\ntop_k: 5", ["top_k", "1 to 4"]),
-        ("bias: true", ["bias", "experts"]),
+        ("top_k: 2", ["top_k", "experts"]), ("experts: 4", ["top_k", "1 to 4"]),
+        ("experts: 4\ntop_k: 5", ["top_k", "1 to 4"]), ("bias: true", ["bias", "experts"]),
         ("experts: 4\ntop_k: 2\nlimit: 7.0", ["limit", "alpha"]),
         ("experts: 4\ntop_k: 2\nlimit: -1.0\nalpha: 1.7", ["limit"]),
     ],
-)
+)  # fmt: skip
 def test_experts_that_make_no_sense(tmp_path: Path, lines: str, names: list[str]) -> None:
     message = complaint(write(tmp_path, f"hidden: 8\nintermediate: 16\nsource: made up\n{lines}\n"))
     assert all(name in message for name in names), message

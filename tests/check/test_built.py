@@ -15,7 +15,7 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built, Produced, find_views
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import Judge
-from swiglu_bench.contenders import fused, liger, pytorch
+from swiglu_bench.contenders import fused, peers, pytorch
 from swiglu_bench.worker.ahead import first_candidates
 
 ONE, OTHER = Draw(1), Draw(11)
@@ -308,7 +308,7 @@ def test_memory_is_what_arithmetic_predicts(entry: Implementation, scope: Scope,
     ("entry", "scope"),
     [
         (entry, scope)
-        for entry in (*fused.ROWS.values(), liger.liger_mlp)
+        for entry in (*fused.ROWS.values(), peers.liger_mlp)
         for scope in entry.footprints
         if scope is not Scope.ACTIVATION
     ],

@@ -11,7 +11,7 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
 from swiglu_bench.cases.fp8 import defined, dequantise
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import experts, fp8, fp8_experts, pytorch
+from swiglu_bench.contenders import experts, fp8, pytorch
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.tasks.contract.subject import Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS, SPECIMENS
@@ -119,7 +119,7 @@ def grouped_products(
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Implementation:
     monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped_products)
-    return dataclasses.replace(fp8_experts.scaled_grouped, gpus=())
+    return dataclasses.replace(fp8.scaled_grouped, gpus=())
 
 
 def test_the_definition_of_experts_passes_with_its_loss_beside_eager_s() -> None:

@@ -1,5 +1,4 @@
 import importlib.util
-import shutil
 
 import pytest
 
@@ -28,13 +27,6 @@ def test_entries_are_complete(one: Implementation) -> None:
 
 
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
-def test_reasons_are_sentences_and_a_gpu_with_all_packages_runs_everything(
-    one: Implementation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for reason in filter(None, map(one.unavailable, ("cpu", "cuda"))):
-        assert reason[0].isupper() or reason.startswith("torch.compile")
-        assert reason.endswith(".")
+def test_a_gpu_with_all_packages_runs_everything(one: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert (one.unavailable("cuda") is None) == (one.name not in ABSENT)

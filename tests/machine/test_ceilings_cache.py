@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from swiglu_bench.machine import ceilings_cache, machine
-from swiglu_bench.machine.ceilings_cache import FRESH, Limits, ceilings
+from swiglu_bench.machine.ceilings_cache import FRESH, Limits, bare_products, ceilings, copy_gbps, matmul_tflops
 from swiglu_bench.machine.system import LoadWatch
-from swiglu_bench.measure.clock import CpuClock
+from swiglu_bench.measure.clock import CpuClock, Sample, make_clock
 from swiglu_bench.rows.record import Load
 
 CPU = torch.device("cpu")
@@ -54,16 +54,12 @@ def test_a_figure_is_measured_once_unless_refreshed(tmp_path: Path, measured: li
     assert len(measured) == 2
     assert limits(tmp_path).copy() == renewed
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"], "no temporary file stays"
-
-
-def test_each_size_and_dtype_is_a_figure_of_its_own(tmp_path: Path, measured: list[str]) -> None:
     known = limits(tmp_path)
-    calls: list[Callable[[], Any]] = [
-        known.copy, lambda: known.copy(4096), lambda: known.product(torch.bfloat16),
-        lambda: known.product(torch.float32), lambda: known.product(torch.float32, (1, 2, 3)),
-        lambda: known.product(torch.float32, (3, 2, 1)),
-    ]  # fmt: skip
-    assert len({call().value for call in calls * 2}) == len(measured) == 6
+    for _ in range(2):
+        known.copy(4096)
+        for dtype, size in ((torch.bfloat16, None), (torch.float32, None), (torch.float32, (1, 2, 3))):
+            known.product(dtype, size)
+    assert len(measured) == 6, "each size and dtype is a figure of its own"
 
 
 @pytest.mark.parametrize(("age", "times"), [(FRESH / 2, 1), (FRESH * 1.01, 2), (-FRESH / 2, 2)])
@@ -77,13 +73,10 @@ def test_old_figures_and_those_of_the_future_do_not_count(
     assert len(measured) == times
 
 
-@pytest.mark.parametrize(
-    "change", [{"device": "another"}, {"driver": "1.2"}, {"torch": "3.0"}, {"power_limit_w": 300.0}]
-)
-def test_another_machine_has_figures_of_its_own(tmp_path: Path, measured: list[str], change: dict[str, Any]) -> None:
-    limits(tmp_path).copy()
-    limits(tmp_path, machine.Machine(**(THIS.as_dict() | change))).copy()
-    assert len(measured) == 2
+def test_another_machine_has_figures_of_its_own(tmp_path: Path, measured: list[str]) -> None:
+    for change in ({}, {"device": "another"}, {"driver": "1.2"}, {"torch": "3.0"}, {"power_limit_w": 300.0}):
+        limits(tmp_path, machine.Machine(**(THIS.as_dict() | change))).copy()
+    assert len(measured) == 5
 
 
 CORRUPT: dict[str, Callable[[str], str]] = {
@@ -115,15 +108,10 @@ def test_a_figure_that_is_above_the_datasheet_or_unsure_is_not_kept(
     found = [limits(tmp_path, h200).copy() for _ in range(4)]
     assert [one.value for one in found] == [9000.0, 4000.0, 4000.0, 4000.0]
     assert [bool(one.unsure) for one in found] == [False, True, False, False]
-
-
-def test_a_figure_of_a_busy_machine_is_not_kept(
-    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.setattr(ceilings_cache, "copy_gbps", lambda *_: 1.0)
     monkeypatch.setattr(LoadWatch, "load", lambda self: Load(2, 1.9, 0.0))
-    assert "1.9 of 2 CPUs" in limits(tmp_path).copy().unsure
-    monkeypatch.undo()
-    assert not list(tmp_path.iterdir())
+    assert "1.9 of 2 CPUs" in limits(tmp_path / "busy").copy().unsure
+    assert not (tmp_path / "busy").exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path: Path, measured: list[str]) -> None:
@@ -138,3 +126,66 @@ def test_sweeps_get_the_default_rates_and_the_older_s_time(measured: list[str]) 
     assert measured == ["copy", "product"]
     assert (found.copy_gbps, found.matmul_tflops) == (11.0, 12.0)
     assert found.measured_at.endswith("Z")
+
+
+# Measured
+
+
+class SteadyClock(CpuClock):
+    """Every call takes half a millisecond, and every fifth sample is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[torch.Tensor] = []
+
+    def sample(self, call: Callable[[], Any], *others: Any) -> Sample:
+        self.results.append(call())
+        return Sample(500.0 if len(self.results) % 5 == 0 else 0.5, 10.0, 10.0, True, None)
+
+
+def test_rates_count_bytes_read_and_written_and_two_operations_a_term_and_ignore_interruptions() -> None:
+    clock = SteadyClock()
+    assert copy_gbps(CPU, clock, 2**16) == pytest.approx(2 * 2**16 / 0.5e-3 / 1e9)
+    assert clock.results[0].nbytes == 2**16
+    rate = matmul_tflops(CPU, torch.bfloat16, SteadyClock(), 32, 16, 8)
+    assert rate == pytest.approx(2 * 32 * 16 * 8 / 0.5e-3 / 1e12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bare_products_have_the_sizes_and_the_type_asked_for(dtype: torch.dtype) -> None:
+    sizes = [(3, 4, 5), (1, 2, 6), (7, 7, 1)]
+    results = bare_products(sizes, CPU, dtype)()
+    assert [tuple(result.shape) for result in results] == [(m, n) for m, n, _ in sizes]
+    assert all(result.dtype == dtype and not result.requires_grad for result in results)
+    first, second = bare_products([(8, 8, 8), (8, 8, 8)], CPU, dtype)()
+    assert not torch.equal(first, second), "a second product that finds its operand in the cache would be too fast"
+
+
+@pytest.mark.parametrize(
+    ("k", "shapes"),
+    [
+        (4, [(8, 4), (3, 4)]),  # rows of k elements are 16 bytes
+        (5, [(5, 8), (3, 5)]),  # they are 20: rows of m are 32, rows of n would be 12
+    ],
+)
+def test_bare_products_are_products_of_aligned_rows(
+    monkeypatch: pytest.MonkeyPatch, k: int, shapes: list[tuple[int, int]]
+) -> None:
+    drawn: list[torch.Tensor] = []
+    real = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *size, **more: drawn.append(real(*size, **more)) or drawn[-1])
+    (result,) = bare_products([(8, 3, k)], CPU, torch.float32)()
+    assert [tuple(value.shape) for value in drawn] == shapes
+    left, right = (value if value.shape[1] == k else value.T for value in drawn)
+    assert torch.equal(result, left @ right.T)
+    assert all(value.std() > 0.1 for value in drawn), "a GPU multiplies zeros faster than numbers"
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_rates_are_positive_and_below_its_datasheet() -> None:
+    device = torch.device("cuda", 0)
+    clock = make_clock(device)
+    copied, rate = copy_gbps(device, clock, 2**30), matmul_tflops(device, torch.bfloat16, clock, 8192, 8192, 8192)
+    sheet = machine.describe(device).datasheet
+    assert 0 < copied <= (sheet.gbps if sheet else float("inf"))
+    assert 0 < rate <= (sheet.tflops if sheet else float("inf"))

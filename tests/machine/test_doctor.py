@@ -36,32 +36,25 @@ def found(monkeypatch: pytest.MonkeyPatch, pids: list[int] | None = None, **answ
 
 def test_a_healthy_gpu_has_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = found(monkeypatch)
-    assert {finding.severity for finding in findings.values()} == {OK}, findings
-    assert not any(finding.advice for finding in findings.values())
+    assert {(finding.severity, finding.advice) for finding in findings.values()} == {(OK, "")}, findings
     assert len(findings) == 13
 
 
-USED = types.SimpleNamespace(free=30 * 2**30, total=140 * 2**30)
 SICK: list[tuple[str, dict[str, Any], Severity, str]] = [
     ("load by others", {"UtilizationRates": types.SimpleNamespace(gpu=87)}, FAIL, "87%"),
     ("other processes", {"pids": [1, os.getpid()]}, FAIL, "processes 1"),
-    ("other processes", {"pids": [1]}, UNKNOWN, "as in a container"),
-    ("free GPU memory", {"MemoryInfo": USED}, WARN, "30.0 of 140.0 GiB"),
+    ("free GPU memory", {"MemoryInfo": types.SimpleNamespace(free=2**30, total=2**33)}, WARN, "1.0 of 8.0 GiB"),
     ("MIG", {"MigMode": [1, 1]}, WARN, "on"),
     ("persistence mode", {"PersistenceMode": 0}, WARN, "off"),
     ("power limit", {"EnforcedPowerLimit": 450_000}, WARN, "450 W, by default 700 W"),
-    ("ECC", {"EccMode": [0, 0]}, WARN, "off"),
     ("ECC", {"EccMode": [1, 0]}, WARN, "at the next reboot"),
     ("ECC", {"TotalEccErrors": 3}, FAIL, "3 uncorrected errors"),
-    ("pending memory repair", {"RemappedRows": (0, 2, 1, 0)}, WARN, "wait to be remapped"),
     ("pending memory repair", {"RemappedRows": (0, 2, 0, 1)}, FAIL, "could not be remapped"),
-    ("driver", {"cuda": 13010}, OK, "up to CUDA 13.1"),
     ("driver", {"cuda": 12080}, FAIL, "up to CUDA 12.8"),
     ("clock under load", {"ClockInfo": 1200}, WARN, "1200 MHz of 1980 MHz"),
     ("clock under load", {"ClockInfo": 1965}, OK, "1965 MHz"),  # the power limit lowers it, not a lock
     ("clock under load", {"CurrentClocksEventReasons": 2}, WARN, "held by application clocks"),
     ("throttling", {"CurrentClocksEventReasons": 0x44}, FAIL, "software-power-cap, hardware-thermal"),
-    ("throttling", {"CurrentClocksEventReasons": 0x4}, WARN, "software-power-cap"),
     ("temperature", {"Temperature": 85}, WARN, "85 °C; it slows down at 92 °C"),
     ("temperature", {"TemperatureThreshold": None}, OK, "an unknown temperature"),
 ]
@@ -72,9 +65,8 @@ def test_a_gpu_that_is_not_healthy(
     monkeypatch: pytest.MonkeyPatch, check: str, answers: dict[str, Any], severity: Severity, text: str
 ) -> None:
     finding = found(monkeypatch, **answers)[check]
-    assert finding.severity is severity
+    assert (finding.severity, bool(finding.advice)) == (severity, severity in {WARN, FAIL})
     assert text in finding.found
-    assert bool(finding.advice) is (severity in {WARN, FAIL})
 
 
 def test_what_the_driver_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +99,7 @@ def versions(monkeypatch: pytest.MonkeyPatch, requires: list[str], versions: dic
 def test_a_version_out_of_the_tested_range(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     findings = versions(monkeypatch, ["triton==3.7.1"], GOOD | {"torch": version})
     assert (findings["torch"].severity, findings["triton"].severity) == (WARN, OK)
-    assert "2.11 to 2.15" in findings["torch"].advice
-    pairing = findings["torch and triton"]
-    assert (pairing.severity, pairing.found) == (FAIL, "torch asks for triton==3.7.1, 3.6.0 is installed")
+    assert (findings["torch and triton"].severity, "2.11 to 2.15" in findings["torch"].advice) == (FAIL, True)
 
 
 def test_tested_versions_and_missing_packages_and_tools(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,14 +121,11 @@ GOVERNOR = "devices/system/cpu/cpu0/cpufreq/scaling_governor"
 @pytest.mark.parametrize(
     ("check", "files", "severity"),
     [
-        ("CPU governor", {GOVERNOR: "powersave"}, WARN),
-        ("CPU governor", {GOVERNOR: "performance"}, OK),
-        ("CPU governor", {GOVERNOR: "schedutil"}, OK),
-        ("CPU governor", {}, UNKNOWN),
-        ("power supply", {"class/power_supply/AC/online": "0"}, WARN),
+        ("CPU governor", {GOVERNOR: "powersave"}, WARN), ("CPU governor", {GOVERNOR: "schedutil"}, OK),
+        ("CPU governor", {}, UNKNOWN), ("power supply", {"class/power_supply/AC/online": "0"}, WARN),
         ("power supply", {"class/power_supply/AC/online": "0", "class/power_supply/USB/online": "1"}, None),
     ],
-)
+)  # fmt: skip
 def test_files_of_the_system(tmp_path: Path, check: str, files: dict[str, str], severity: Severity | None) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)
@@ -149,12 +136,7 @@ def test_files_of_the_system(tmp_path: Path, check: str, files: dict[str, str], 
 
 @pytest.mark.parametrize(
     ("load", "free", "severities"),
-    [
-        (Load(16, 0.1, 0.0), 2**40, (OK, OK)),
-        (Load(16, 12.0, 0.0), 2**20, (WARN, WARN)),
-        (Load(16, 0.1, 0.1), 2**40, (WARN, OK)),
-        (None, 2**40, (UNKNOWN, OK)),
-    ],
+    [(Load(16, 0.1, 0.0), 2**40, (OK, OK)), (Load(16, 12.0, 0.0), 2**20, (WARN, WARN)), (None, 2**40, (UNKNOWN, OK))],
 )
 def test_load_and_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Load | None, free: int, severities: tuple[Severity, Severity]

@@ -4,7 +4,6 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,8 +30,6 @@ def test_a_folder_has_one_sweep(tmp_path: Path) -> None:
         expected = f"is being written by process {os.getpid()}: swiglu-bench step --shapes x; wait for it, or"
         assert expected in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["other"], "no lock stays in a folder of results"
-    with locks.folder(tmp_path, "swiglu-bench forward"):
-        pass
 
 
 def test_a_gpu_has_one_sweep_and_the_next_waits_and_says_for_whom() -> None:
@@ -65,15 +62,15 @@ def test_a_gpu_in_use_can_be_refused_and_is_known_by_its_uuid(monkeypatch: pytes
             pass
 
 
-def _hold(folder: Path, pipe: Connection) -> None:
-    with locks.folder(folder, "the killed one"):
-        pipe.send("held")
-        time.sleep(60)
-
-
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_hold, args=(tmp_path, theirs))
+
+    def hold() -> None:
+        with locks.folder(tmp_path, "the killed one"):
+            theirs.send("held")
+            time.sleep(60)
+
+    process = multiprocessing.get_context("fork").Process(target=hold)
     process.start()
     assert ours.recv() == "held"
     with pytest.raises(BadInput, match=f"process {process.pid}: the killed one"), locks.folder(tmp_path, "x"):

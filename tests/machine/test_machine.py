@@ -23,11 +23,8 @@ THIS = describe(CPU)
 
 @pytest.mark.parametrize(
     ("count", "text", "device"),
-    [
-        (0, None, "cpu"), (1, None, "cuda:0"), (4, None, "cuda:0"), (4, "cpu", "cpu"), (4, "cuda", "cuda:0"),
-        (4, "cuda:3", "cuda:3"), (4, "cuda:01", "cuda:1"),
-    ],
-)  # fmt: skip
+    [(0, None, "cpu"), (4, None, "cuda:0"), (4, "cpu", "cpu"), (4, "cuda", "cuda:0"), (4, "cuda:03", "cuda:3")],
+)
 def test_devices(monkeypatch: pytest.MonkeyPatch, count: int, text: str | None, device: str) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert find_device(text) == torch.device(device)
@@ -56,13 +53,9 @@ def test_a_cpu_is_described() -> None:
     assert (THIS.device_type, THIS.slug) == ("cpu", "cpu")
     assert THIS.device == THIS.cpu != ""
     assert THIS.memory_bytes > 2**28
-    assert THIS.cpu_threads >= 1
-    assert THIS.torch == torch.__version__
-    assert THIS.python == ".".join(map(str, sys.version_info[:3]))
     assert re.fullmatch(rf"{re.escape(__version__)}(\+[0-9a-f]{{7,40}}(-dirty)?)?", THIS.version)
-    assert THIS.sm_count is THIS.power_limit_w is THIS.gpu_index is None
+    assert THIS.sm_count is THIS.power_limit_w is THIS.gpu_index is THIS.datasheet is None
     assert THIS.driver == THIS.cuda == THIS.compute_capability == THIS.gpu_uuid == ""
-    assert THIS.datasheet is None
     assert Machine(**json.loads(json.dumps(THIS.as_dict()))) == THIS
 
 
@@ -85,20 +78,13 @@ def test_a_gpu_is_described_with_or_without_nvml(
     assert (this.driver, this.gpu_index, this.power_limit_w) == (driver, answers.get("Index"), power_limit_w)
 
 
-@pytest.mark.parametrize(
-    ("device", "slug", "figures"),
-    [
-        ("NVIDIA H200", "nvidia-h200", (989.0, 4800.0)),
-        ("NVIDIA GeForce RTX 4090", "nvidia-geforce-rtx-4090", None),
-        ("  Odd/../Name (TM) ", "odd-name-tm", None),
-    ],
-)
-def test_a_gpu_has_a_folder_name_and_may_have_a_datasheet(
-    device: str, slug: str, figures: tuple[float, float] | None
-) -> None:
-    this = dataclasses.replace(THIS, device=device, device_type="cuda")
-    assert this.slug == slug
-    assert (this.datasheet and (this.datasheet.tflops, this.datasheet.gbps)) == figures
+def test_a_gpu_has_a_folder_name_and_may_have_a_datasheet() -> None:
+    h200, odd = (
+        dataclasses.replace(THIS, device=device, device_type="cuda")
+        for device in ("NVIDIA H200", "  Odd/../Name (TM) ")
+    )
+    assert (h200.slug, h200.datasheet and h200.datasheet.gbps) == ("nvidia-h200", 4800.0)
+    assert (odd.slug, odd.datasheet) == ("odd-name-tm", None)
 
 
 def test_a_package_beside_an_installed_one_is_the_one_that_is_named(
@@ -147,18 +133,13 @@ def test_a_system_with_and_without_proc(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_is_described() -> None:
+def test_a_real_gpu_and_its_free_memory() -> None:
+    """Memory that PyTorch could hand out again is free."""
     device = torch.device("cuda", 0)
     this = describe(device)
     assert (this.device, this.device_type) == (torch.cuda.get_device_name(device), "cuda")
-    assert this.memory_bytes > 2**30
     assert None not in (this.cache_bytes, this.sm_count, this.power_limit_w, this.gpu_index)
     assert this.driver
-
-
-@pytest.mark.gpu
-def test_memory_that_pytorch_could_hand_out_again_is_free() -> None:
-    device = torch.device("cuda", 0)
     before = free_memory_bytes(device)
     block = torch.empty(2**28, dtype=torch.uint8, device=device)
     held = free_memory_bytes(device)

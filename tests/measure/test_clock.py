@@ -83,9 +83,8 @@ def test_what_is_paused_or_prepared_is_no_part_of_a_sample(cuda: torch.device) -
 
 @pytest.mark.gpu
 def test_the_result_is_handed_out_and_over(cuda: torch.device) -> None:
-    clock, value = CudaClock(cuda), torch.arange(8, device=cuda)
+    clock, value, taken = CudaClock(cuda), torch.arange(8, device=cuda), []
     for kind in (clock, LatencyClock(clock)):
-        taken: list[torch.Tensor] = []
-        sample = kind.sample(lambda: value + 1, 100.0, hand_over=lambda: taken.append(value + 2))  # noqa: B023
+        sample = kind.sample(lambda: value + 1, 100.0, hand_over=lambda: taken.append(value + 2))
         assert sample.result.tolist() == list(range(1, 9))
-        assert taken[0].tolist() == list(range(2, 10))
+        assert taken.pop().tolist() == list(range(2, 10))

@@ -25,31 +25,12 @@ def leaf(device: torch.device) -> Tensor:
     return torch.ones(ELEMENTS, device=device, requires_grad=True)
 
 
-class SavesThree(torch.autograd.Function):
-    """Keeps three tensors of its own; its backward makes one gradient."""
-
-    @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x * x, x + x, x.clone())
-        return x + x
-
-    @staticmethod
-    def backward(ctx, d):  # type: ignore[no-untyped-def]
-        first, _, _ = ctx.saved_tensors
-        return d * first
-
-
-@pytest.mark.parametrize(
-    ("function", "saved", "peak"),
-    [
-        (lambda x, y: SavesThree.apply(x), 3, 3 + 1 + 1),
-        # It keeps silu(x). Its backward holds that, the output, d_silu and dy; dx comes where one was freed.
-        (lambda x, y: silu(x) * y, 1, 4),
-    ],
-    ids=["a function of its own", "an intermediate"],
-)
-def test_saved_and_peak(device: torch.device, function: Callable[..., Tensor], saved: int, peak: int) -> None:
+def test_saved_and_peak(device: torch.device) -> None:
+    """It keeps silu(x). Its backward holds that, the output, d_silu and dy; dx comes where one was freed."""
     leaves, upstream = [leaf(device), leaf(device)], torch.ones(ELEMENTS, device=device)
+
+    def forward() -> Tensor:
+        return silu(leaves[0]) * leaves[1]
 
     def backward(output: Tensor) -> list[Tensor | None]:
         torch.autograd.backward(output, upstream)
@@ -58,16 +39,13 @@ def test_saved_and_peak(device: torch.device, function: Callable[..., Tensor], s
             value.grad = None
         return taken
 
-    measure_memory(device, lambda: function(*leaves), backward)  # the warm-up
-    use = measure_memory(device, lambda: function(*leaves), backward)
-    assert use == MemoryUse(saved * UNIT, peak * UNIT, kept_bytes=0)
+    measure_memory(device, forward, backward)  # the warm-up
+    assert measure_memory(device, forward, backward) == MemoryUse(UNIT, 4 * UNIT, kept_bytes=0)
 
 
 def with_scratch(x: Tensor) -> Tensor:
-    scratch = torch.empty(4 * ELEMENTS, device=x.device)
-    result = x.clone()
-    del scratch
-    return result
+    scratch = torch.empty(4 * ELEMENTS, device=x.device)  # noqa: F841 -- freed within it
+    return x.clone()
 
 
 @pytest.mark.parametrize(
@@ -120,9 +98,8 @@ def test_garbage_of_before_is_not_counted(device: torch.device) -> None:
 class Meter:
     """A device of 500 W whose counter moves every 100 ms; a call takes `call_ms`, and there is a clock to look at."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_ms: float, step_ms: float = 100.0) -> None:
-        self.now_ms, self.call_ms, self.step_ms = 37.0, call_ms, step_ms
-        self.calls = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_ms: float) -> None:
+        self.now_ms, self.call_ms, self.calls = 37.0, call_ms, 0
         monkeypatch.setattr(resources.time, "perf_counter", self.look)
 
     def look(self) -> float:
@@ -134,27 +111,22 @@ class Meter:
         self.now_ms += calls * self.call_ms
 
     def read_j(self) -> float:
-        return 0.5 * self.step_ms * (self.now_ms // self.step_ms)
+        return 50.0 * (self.now_ms // 100.0)
 
     def measure(self, read_j: Callable[[], float] | None = None) -> float:
         return joules_per_call(self.run, read_j or self.read_j)
 
 
-@pytest.mark.parametrize("call_ms", [0.02, 7.0])
-def test_the_width_of_the_counter_s_steps_does_not_matter(monkeypatch: pytest.MonkeyPatch, call_ms: float) -> None:
+@pytest.mark.parametrize(("call_ms", "off"), [(0.02, 0.02), (7.0, 0.02), (900.0, 0.15)])
+def test_the_width_of_the_counter_s_steps_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, call_ms: float, off: float
+) -> None:
+    """Nor is a call too long that takes longer than the loop, which lasts for 0.4 s and the steps at both ends."""
     meter = Meter(monkeypatch, call_ms)
-    assert meter.measure() == pytest.approx(0.5 * call_ms, rel=0.02)
-    assert 400 <= meter.calls * call_ms < 1000, "it lasts for 0.4 s and the steps at both ends"
-
-
-def test_a_call_longer_than_the_loop_is_still_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = Meter(monkeypatch, 900.0)
-    assert meter.measure() == pytest.approx(450.0, rel=0.15)
-
-
-def test_a_counter_that_stands_still_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meter.measure() == pytest.approx(0.5 * call_ms, rel=off)
+    assert 400 <= meter.calls * call_ms < 1000 or call_ms > 400
     with pytest.raises(RuntimeError, match="The energy counter did not move in 2 s"):
-        Meter(monkeypatch, 1.0).measure(lambda: 5.0)
+        meter.measure(lambda: 5.0)
 
 
 # CUDA graphs
@@ -175,12 +147,7 @@ def test_a_replay_does_the_work_again_on_what_is_there_now() -> None:
     torch.cuda.synchronize()
     assert graph.result.unique().tolist() == [6.0]
     assert len(calls) == WARMUPS + 1
-
-
-@pytest.mark.gpu
-def test_what_cannot_be_recorded_says_so_and_the_device_goes_on() -> None:
-    x = torch.ones(4, device=CUDA)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):  # which costs the device nothing
         capture(lambda: x.sum().item(), CUDA)
     torch.cuda.synchronize()
-    assert capture(lambda: x + 1, CUDA).result.shape == (4,)
+    assert capture(lambda: x + 1, CUDA).result.shape == (1024,)

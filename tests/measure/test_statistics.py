@@ -65,14 +65,6 @@ def test_independent_rounds_have_the_sign_test_s_ranks() -> None:
     assert median_interval(values) == Interval(4.5, 1.0, 8.0)
 
 
-def test_rounds_that_are_alike_widen_it() -> None:
-    mixed = [1.0, 2.0] * 30
-    blocks = [1.0] * 15 + [2.0] * 15 + [1.0] * 15 + [2.0] * 15
-    slope = [1 + 0.01 * ((37 * n) % 60) for n in range(60)]
-    assert median_interval(mixed).half_width <= median_interval(blocks).half_width
-    assert median_interval(sorted(slope)).half_width > 2 * median_interval(slope).half_width
-
-
 @pytest.mark.parametrize(
     ("interval", "noise", "expected"),
     [

@@ -112,22 +112,19 @@ def random_like(tensor: torch.Tensor) -> torch.Tensor:
 def random_tensor(
     *shape: int, dtype: torch.dtype, layout: str = "contiguous", scale: float = 1.0, seed: int = 0
 ) -> torch.Tensor:
-    """Draw a seeded tensor on DEVICE in one of LAYOUTS."""
+    """Draw a seeded tensor on DEVICE in one of LAYOUTS: half is the second one of a packed matrix."""
     generator = torch.Generator(DEVICE).manual_seed(seed + 1000 * sum(shape))
+
+    def draw(*size: int) -> torch.Tensor:
+        return (torch.randn(size, generator=generator, device=DEVICE) * scale).to(dtype)
+
     if layout == "contiguous" or len(shape) < 2:
-        values = torch.randn(shape, generator=generator, device=DEVICE)
-        return (values * scale).to(dtype)
+        return draw(*shape)
     *lead, rows, columns = shape
     if layout == "transposed":
-        values = torch.randn((*lead, columns, rows), generator=generator, device=DEVICE).transpose(-1, -2)
-    elif layout == "half":  # the second half of a packed matrix
-        values = torch.randn((*lead, rows, 2 * columns), generator=generator, device=DEVICE)
-        return (values * scale).to(dtype)[..., columns:]
-    else:
-        assert layout == "strided", layout
-        values = torch.randn((*lead, rows, 2 * columns), generator=generator, device=DEVICE)
-        return (values * scale).to(dtype)[..., ::2]
-    return (values * scale).to(dtype)
+        return draw(*lead, columns, rows).transpose(-1, -2)
+    wide = draw(*lead, rows, 2 * columns)
+    return {"half": wide[..., columns:], "strided": wide[..., ::2]}[layout]
 
 
 LAYOUTS = ["contiguous", "transposed", "half", "strided"]

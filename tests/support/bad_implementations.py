@@ -1,6 +1,7 @@
 """Implementations that die, hang or misbehave: when built, when first called, or not before they are timed."""
 
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -177,22 +178,14 @@ untidy = bad("untidy", result=lambda output: (leave_settings(), output)[1])
 
 
 def once(action):
-    done = []
-
-    def first_time():
-        if not done:
-            done.append(1)
-            action()
-
-    return first_time
-
-
-def burn():
-    while True:
-        zlib.crc32(bytes(2**22))  # without Python's lock
+    return functools.cache(lambda: action())
 
 
 def burning_threads():
+    def burn():
+        while True:
+            zlib.crc32(bytes(2**22))  # without Python's lock
+
     for _ in range(16):
         threading.Thread(target=burn, daemon=True).start()
 

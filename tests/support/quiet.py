@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from swiglu_bench.machine import ceilings_cache
 from swiglu_bench.machine.system import LoadWatch
-from swiglu_bench.measure import ceilings
 from swiglu_bench.worker.batches import Batches
 
 
@@ -14,8 +14,8 @@ from swiglu_bench.worker.batches import Batches
 def quiet_machine() -> Iterator[None]:
     """No load is known, no call takes longer by the wall clock than by its samples, and limits are soon measured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
-        patch.setitem(ceilings.PRODUCT_SIDE, "cpu", 64)
+        patch.setitem(ceilings_cache.COPY_BYTES, "cpu", 2**20)
+        patch.setitem(ceilings_cache.PRODUCT_SIDE, "cpu", 64)
         patch.setattr(LoadWatch, "_read", lambda self: None)
         patch.setattr(Batches, "disagreements", lambda self, *given: {})
         yield

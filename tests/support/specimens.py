@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import pytest
+
 from swiglu_bench.cases.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
@@ -24,6 +26,15 @@ def result_or_complaint(call: Callable[[], T]) -> T | BadInput:
         return call()
     except BadInput as error:
         return error
+
+
+def complaint(call: Callable[..., object], *arguments: object) -> str:
+    """The one sentence in which a call refuses its input."""
+    with pytest.raises(BadInput) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith((".", "?"))
+    return str(caught.value)
 
 
 def small_case(

@@ -30,66 +30,46 @@ def used_as_a_model_does(problem):
     return problem.case.shape.hidden == SIZES["cpu"][0]
 
 
-@implementation("stale", scopes=["glu"], description="after a few calls it remembers its last answer")
-def stale(problem):
-    answers = []
+def after_a_few_calls(name, action):
+    """Right but for later calls, whose result is `action` of all answers."""
 
-    def forward(x):
-        if len(answers) < RIGHT_CALLS or used_as_a_model_does(problem):
+    @implementation(name, scopes=["glu"], description="wrong after a few calls")
+    def build(problem):
+        answers = []
+
+        def forward(x):
             answers.append(glu(x, problem))
-        return answers[-1]
+            right = len(answers) <= RIGHT_CALLS or used_as_a_model_does(problem)
+            return answers[-1] if right else action(answers)
 
-    return Step(forward)
+        return Step(forward)
 
-
-@implementation("late", scopes=["glu"], description="after a few calls it answers what the call before was asked")
-def late(problem):
-    answers = []
-
-    def forward(x):
-        answers.append(glu(x, problem))
-        return answers[-1 if len(answers) <= RIGHT_CALLS or used_as_a_model_does(problem) else -2]
-
-    return Step(forward)
+    return build
 
 
-@implementation("unbuilt", scopes=["glu"], description="cannot be built")
-def unbuilt(problem):
-    raise RuntimeError("no such\ntile")
+def break_down(answers):
+    raise FloatingPointError("worn out")
 
 
-@implementation("fragile", scopes=["glu"], description="breaks after a few calls")
-def fragile(problem):
-    calls = []
-
-    def forward(x):
-        calls.append(1)
-        if len(calls) > RIGHT_CALLS and not used_as_a_model_does(problem):
-            raise FloatingPointError("worn out")
-        return glu(x, problem)
-
-    return Step(forward)
+def make(name, build, **fields):
+    return implementation(name, scopes=["glu"], description="deserves to be caught", **fields)(build)
 
 
-@implementation("frozen", scopes=["glu"], description="no weight gradients", trains="inputs")
-def frozen(problem):
-    return Step(lambda x: glu(x, problem))
+def raise_error(error):
+    raise error
 
 
-@implementation("forgetful", scopes=["glu"], description="promises weight gradients and yields none")
-def forgetful(problem):
+def without_gradients(problem):
     weights = {name: value.detach() for name, value in problem.weights.items()}
     return Step(lambda x: torch.nn.functional.silu(x @ weights["w_gate"].T) * (x @ weights["w_up"].T))
 
 
-@implementation("inference", scopes=["glu"], description="has no backward", trains="nothing")
-def inference(problem):
-    return Step(lambda x: glu(x, problem).detach())
-
-
-@implementation("foreign", scopes=["glu"], description="needs a package", package="surely_not_installed.part")
-def foreign(problem):
-    raise AssertionError("built although its package is missing")
-
-
+stale = after_a_few_calls("stale", lambda answers: answers[RIGHT_CALLS - 1])
+late = after_a_few_calls("late", lambda answers: answers[-2])
+fragile = after_a_few_calls("fragile", break_down)
+unbuilt = make("unbuilt", lambda problem: raise_error(RuntimeError("no such\ntile")))
+foreign = make("foreign", lambda problem: raise_error(AssertionError("built")), package="surely_not_installed.part")
+frozen = make("frozen", mine.build, trains="inputs")
+forgetful = make("forgetful", without_gradients)
+inference = make("inference", lambda problem: Step(lambda x: glu(x, problem).detach()), trains="nothing")
 not_an_implementation = 3

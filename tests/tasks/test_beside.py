@@ -20,7 +20,7 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
-from swiglu_bench.machine.nvml import NoAnswer
+from swiglu_bench.machine.system import NoAnswer
 from swiglu_bench.measure import profilers
 from swiglu_bench.measure.clock import CpuClock
 from swiglu_bench.measure.resources import Graph

@@ -19,7 +19,7 @@ from specimens import small_case
 
 from swiglu_bench.cases.cases import DENSE, Case, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.contenders import fused, liger, pytorch
+from swiglu_bench.contenders import fused, peers, pytorch
 from swiglu_bench.loop import Progress
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
@@ -216,7 +216,7 @@ def _fails_in_use(problem: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def test_what_cannot_run_here_is_skipped_with_the_reason() -> None:
-    found = rows(small_case(), [liger.liger, mine.foreign, pytorch.eager])
+    found = rows(small_case(), [peers.liger, mine.foreign, pytorch.eager])
     assert {name: record.status for name, record in found.items()} == {
         "liger": Status.SKIPPED, "foreign": Status.SKIPPED, "eager": Status.OK,
     }  # fmt: skip
@@ -297,7 +297,7 @@ def test_fewer_gradients_are_never_put_in_a_ratio(mode: Mode) -> None:
 
 @pytest.mark.parametrize("baseline", ["nobody", "swapped", "unbuilt", "liger", "stale", "fragile", ""])
 def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
-    unsound = [mine.swapped, mine.unbuilt, liger.liger, mine.stale, mine.fragile]
+    unsound = [mine.swapped, mine.unbuilt, peers.liger, mine.stale, mine.fragile]
     found = rows(small_case(mode=Mode.FORWARD), [pytorch.eager, *unsound], settings(baseline=baseline))
     assert (found["eager"].status, found["eager"].baseline, found["eager"].ratio) == (Status.OK, "", None)
     assert {name for name, record in found.items() if record.status is Status.OK} == {"eager"}

@@ -15,7 +15,7 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
-from swiglu_bench.machine.nvml import NoAnswer
+from swiglu_bench.machine.system import NoAnswer
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.tasks import time

@@ -21,7 +21,7 @@ from specimens import small_case
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
-from swiglu_bench.contenders import liger, pytorch
+from swiglu_bench.contenders import peers, pytorch
 from swiglu_bench.machine import ceilings_cache, machine, sources
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
@@ -92,10 +92,10 @@ def shared(logs: Path) -> Iterator[Court]:
 
 def test_the_same_rows_as_in_one_process(shared: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: ceilings_cache.Ceilings(10.0, 0.1))
-    everyone = [EAGER, PACKED, from_file(mine.swapped), from_file(mine.frozen), liger.liger]
+    everyone = [EAGER, PACKED, from_file(mine.swapped), from_file(mine.frozen), peers.liger]
     case = small_case()
     apart = run_case(shared, everyone, case)
-    together = run_here([case], [EAGER, PACKED, mine.swapped, mine.frozen, liger.liger], settings(), THIS)
+    together = run_here([case], [EAGER, PACKED, mine.swapped, mine.frozen, peers.liger], settings(), THIS)
     for record in together:
         other = apart[record.implementation]
         assert (other.status, other.baseline) == (record.status, record.baseline), other.reason
@@ -322,7 +322,7 @@ def test_a_process_lives_over_all_cases_unless_memory_is_short(tmp_path: Path, m
     monkeypatch.setattr(court, "Child", Counted)
     together = a_court(tmp_path)
     for tokens in (1, 2):
-        run_case(together, [EAGER, PACKED, liger.liger], dataclasses.replace(FORWARD, tokens=tokens))
+        run_case(together, [EAGER, PACKED, peers.liger], dataclasses.replace(FORWARD, tokens=tokens))
     together.end()
     assert len(started) == 6, "the judge, two contenders and three more processes of the baseline"
     assert "liger" not in started
@@ -384,7 +384,7 @@ def test_a_process_ends_with_the_first_case_that_does_not_name_its_implementatio
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
 def test_nothing_is_left_when_the_caller_stops(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").glob("swiglu-bench-*"))
-    everyone = [liger.liger, EAGER, from_file(bad.burns_child), from_file(bad.sound)]
+    everyone = [peers.liger, EAGER, from_file(bad.burns_child), from_file(bad.sound)]
     stream = run_here([FORWARD], everyone, settings(Task.VERIFY), THIS, logs=tmp_path)
     assert [next(stream).implementation for _ in range(3)] == ["liger", "eager", "burns-child"]
     assert _processes_of(tmp_path)

@@ -16,16 +16,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no GPU, and Triton's interpreter is off")
 
 
-def portable() -> list[odd_sizes.Outcome]:
-    return list(odd_sizes._portable(odd_sizes.Sizes((17, 24, 40), torch.float16, DEVICE), "here"))
-
-
 def wrong(found: list[odd_sizes.Outcome]) -> list[odd_sizes.Outcome]:
     return [outcome for outcome in found if not outcome.right]
 
 
 def test_each_is_right() -> None:
-    found = portable()
+    at = odd_sizes.Sizes((17, 24, 40), torch.float16, DEVICE)
+    found = list(odd_sizes._portable(at, "here"))
     assert not wrong(found)
     names = " ".join(outcome.name for outcome in found)
     for kernel in ("forward", "recompute", "dX", "dW", "gate backward", "silu_mul", "unsloth"):

@@ -58,13 +58,10 @@ def _on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("part", "mean", "most"),
     [
-        ("forward-preact", 1.005, 1.08),
-        ("mlp-hidden-grad", 1.005, 1.08),
-        ("input-grad", 1.005, 1.12),
-        ("weight-grad", 1.015, 1.22),
-        ("mlp-weight-grad", 1.01, 1.12),
+        ("forward-preact", 1.005, 1.08), ("mlp-hidden-grad", 1.005, 1.08), ("input-grad", 1.005, 1.12),
+        ("weight-grad", 1.015, 1.22), ("mlp-weight-grad", 1.01, 1.12),
     ],
-)
+)  # fmt: skip
 def test_each_part_is_near_the_fastest_way(part: str, mean: float, most: float) -> None:
     assert part in KERNELS
     over = []

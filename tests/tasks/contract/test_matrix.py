@@ -11,7 +11,7 @@ from torch import Tensor
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import fused, liger, pytorch
+from swiglu_bench.contenders import fused, peers, pytorch
 from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.tasks.audit import Asked, audit_here
 from swiglu_bench.tasks.contract import matrix, surroundings
@@ -78,7 +78,7 @@ def test_what_overwrites_its_inputs_says_so() -> None:
 
 
 def test_what_cannot_run_here_is_never_a_pass() -> None:
-    found = cells(liger.liger, Scope.GLU)
+    found = cells(peers.liger, Scope.GLU)
     assert {cell.verdict for cell in found.values()} == {AuditVerdict.NOT_RUN}
     assert all("Triton" in cell.reason or "GPU" in cell.reason for cell in found.values())
 
