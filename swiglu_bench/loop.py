@@ -25,8 +25,7 @@ from swiglu_bench.show import Writer
 from swiglu_bench.show.console import ConsoleWriter, Screen, Tables
 from swiglu_bench.show.ranking import totals, write_totals
 from swiglu_bench.show.table import nothing_done
-from swiglu_bench.show.tables import memory_tables, verify_detail_tables, verify_tables, workload_tables
-from swiglu_bench.show.times import time_tables
+from swiglu_bench.show.tables import memory_tables, time_tables, verify_detail_tables, verify_tables, workload_tables
 from swiglu_bench.worker import places as where
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.child import DoesNotEnd

@@ -291,8 +291,7 @@ def _draw(folder: Path, task: str, trainees: Sequence[Trainee], rows: Sequence[R
     frozen = [row.implementation for row in rows if row.frozen]
 
     def make() -> Any:
-        from swiglu_bench.show.charts import curves
-        from swiglu_bench.show.drawing import Style, slots
+        from swiglu_bench.show.charts import Style, curves, slots
 
         if not losses:
             raise NoPicture("nothing was trained to the end")

@@ -72,15 +72,6 @@ class FinishedTraining:
     about: dict[str, Any]
     """run.json; empty where there is none."""
 
-    @property
-    def names(self) -> list[str]:
-        """Implementations, in the order of the tables."""
-        return [row.implementation for row in self.summaries]
-
-    def keep(self, names: Collection[str]) -> FinishedTraining:
-        """Keep the summaries of these implementations."""
-        return dataclasses.replace(self, summaries=[row for row in self.summaries if row.implementation in names])
-
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -125,6 +116,15 @@ class FinishedRun:
     def commands(self) -> list[str]:
         """The exact commands that made the rows, oldest first."""
         return unique(filter(None, (*(row.command for row in self.records), str(self.about.get("command", "")))))
+
+    def keep(self, names: Collection[str]) -> FinishedRun:
+        """The rows of these implementations."""
+        records, audit, summaries = (
+            [row for row in rows if row.implementation in names]
+            for rows in (self.records, self.audit, self.training.summaries if self.training else ())
+        )
+        training = self.training and dataclasses.replace(self.training, summaries=summaries)
+        return dataclasses.replace(self, records=records, audit=audit, training=training)
 
     def only(self, **wanted: Sequence[str]) -> FinishedRun:
         """The rows whose columns match one of the values given for each, globs included; an empty list is no filter.

@@ -1,4 +1,4 @@
-"""Tables and pictures of documents and folders, made from runs, so that no figure is typed by hand.
+"""Tables of documents and pictures in folders, made from runs, so that no figure is typed by hand.
 
 A document holds marked blocks; `python -m swiglu_bench.show.documents tables README.md` (`make readme`) fills those of
 tables again, `... figures README.md` (`make figures`) makes the pictures in docs/figures and fills the others:
@@ -10,12 +10,12 @@ Names after the path choose the rows; without any, all are shown. Among them `fi
 CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
 `scope=mlp`, or another column, keeps the rows that have that value. A block
 `<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
-and `<!-- columns: FILE FIRST LAST -->` from what is declared of the columns of such a file.
+`<!-- winners: RUN NAMES -->` says who is the fastest at each token count,
+and `<!-- columns: FILE FIRST LAST -->` what is declared of the columns of such a file.
 
 `<!-- figure: RUN speed-up NAMES -->` is a picture: after the run comes the question, as `report --svg` names it. The
 question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-bench tp` `scaling`, with rows chosen as
-`mode=step`. A block `<!-- sentence: RUN NAMES -->` says in short what the run shows,
-`<!-- winners: RUN NAMES -->` is a table of who is the fastest at each token count.
+`mode=step`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Reco
 from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout, read_rows
 from swiglu_bench.show import ranking, tables
 from swiglu_bench.show.csv_file import CHECK_COLUMNS
-from swiglu_bench.show.sections import caption, load, only, sections, training_caption
+from swiglu_bench.show.sections import load, only, sections
 from swiglu_bench.show.table import Grid, by, figure_grid
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def picture(chart: Picture, form: Literal["png", "svg"], dark: bool = False) -> 
     """The chart with its title; PNG at twice its size, for dense screens."""
     import vl_convert
 
-    from swiglu_bench.show.drawing import theme
+    from swiglu_bench.show.charts import theme
 
     spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark]), "padding": PADDING})
     if form == "svg":
@@ -199,7 +199,11 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
 
     Those that a file has in common with one before it are named and not described.
     """
-    names, own = _declared()[path.name]
+    declared = {layout.file: (layout.header(), _new_columns(layout)) for layout in LAYOUTS.values()}
+    declared[LAYOUTS["run"].file] = COLUMNS, FIGURES
+    declared |= {LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()}
+    declared[CHECKS] = CHECK_COLUMNS, figures(TensorCheck)
+    names, own = declared[path.name]
     if words:
         first, last = map(names.index, words)
         names = names[first : last + 1]
@@ -210,21 +214,10 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
-    """Of every file the columns, and what is declared of those that are not as in a file before it."""
+def _new_columns(layout: FileLayout) -> dict[str, Figure]:
+    """What is declared of the columns of a file that records.csv has not, by their names in it."""
     new = {name: figure for name, figure in FIGURES.items() if name not in COLUMNS}
-    return {
-        **{
-            layout.file: (layout.header(), FIGURES if kind == "run" else new | _renamed(layout))
-            for kind, layout in LAYOUTS.items()
-        },
-        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
-        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)),
-    }
-
-
-def _renamed(layout: FileLayout) -> dict[str, Figure]:
-    return {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
+    return new | {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
 
 
 def fill_tables(document: Path) -> str:
@@ -242,7 +235,9 @@ def fill_tables(document: Path) -> str:
     def several_gpus(path: Path, words: list[str]) -> str:
         return ranks_table(choose(read_layout(path, "tp"), words))
 
-    makers = {"table": times, "training": training, "ranks": several_gpus, "columns": columns_table}
+    makers = {
+        "table": times, "training": training, "ranks": several_gpus, "columns": columns_table, "winners": _winners,
+    }  # fmt: skip
     return fill_blocks(document, makers)
 
 
@@ -284,13 +279,10 @@ def fill_figures(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]
 
     def figure(source: Path, words: list[str]) -> str:
         question, *chosen = words
-        chart: Picture
-        if question == "scaling":
-            name, chart, said = _scaling(source, chosen)
-        elif source.suffix == ".csv":
-            name, (chart, said) = f"{source.stem}-{question}", pairs(source)
-        else:
-            name, chart, said = _of_run(source, question, chosen)
+        make = _scaling if question == "scaling" else _pairs if source.suffix == ".csv" else _of_run
+        name, chart = make(source, question, chosen)
+        title = chart.to_dict()["title"]
+        said = title if isinstance(title, str) else " ".join([title["text"], *title.get("subtitle", ())])
         light, dark = (folder / f"{name}{end}.svg" for end in ("", "-dark"))
         files.update({document.parent / light: (chart, False), document.parent / dark: (chart, True)})
         return (
@@ -298,10 +290,7 @@ def fill_figures(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]
             f'  <img src="{light.as_posix()}" alt="{html.escape(said)}">\n</picture>'
         )
 
-    def sentence(source: Path, names: list[str]) -> str:
-        return _said(_chosen(source, names))
-
-    return fill_blocks(document, {"figure": figure, "sentence": sentence, "winners": _winners}), files
+    return fill_blocks(document, {"figure": figure}), files
 
 
 def _chosen(source: Path, names: Sequence[str]) -> list[FinishedRun]:
@@ -310,55 +299,43 @@ def _chosen(source: Path, names: Sequence[str]) -> list[FinishedRun]:
 
 def _winners(source: Path, names: Sequence[str]) -> str:
     """Token counts down: the baseline's time, who is the fastest, ties included, and how many times as fast."""
-    from swiglu_bench.show.charts import colours, style_of
-
-    runs = _chosen(source, names)
-    section, *_ = sections(runs)
-    style = style_of(section, colours(runs))
+    section, *_ = sections(_chosen(source, names))
     times = {row.tokens: row.time_ms or 0.0 for row in section.timed if row.implementation == row.baseline}
-    lines = []
+    order, lines = unique(row.implementation for row in section.rows), []
     for place in sorted(ranking.places(section.rows), key=lambda place: place.tokens):
-        first = together([f"`{name}`" for name in style.standing(place.first)])
+        first = together([f"`{name}`" for name in sorted(place.first, key=order.index)])
         lines.append([f"{place.tokens:,}", f"{times[place.tokens]:.3f} ms", first, f"{place.speedup:.2f}"])
     return Grid(["tokens", f"`{section.baseline}`", "fastest", "times as fast"], lines, text={"fastest"}).markdown()
 
 
-def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture, str]:
-    """The chart of a run that answers a question: its name, itself, and what it shows in a sentence."""
+def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture]:
+    """The name and the chart of a run that answers a question."""
     from swiglu_bench.show.charts import pictures
 
-    runs = _chosen(source, names)
-    found = [(name, chart) for name, chart in pictures(runs) if name.endswith(f"-{question}")]
+    found = [(name, chart) for name, chart in pictures(_chosen(source, names)) if name.endswith(f"-{question}")]
     if len(found) != 1:
         raise BadInput(f"{source} has {len(found)} charts {question!r}; a figure is one.")
     ((name, chart),) = found
     if isinstance(chart, str):
         raise BadInput(f"{source} has no chart {question!r}: {chart}")
-    return name, chart, _said(runs)
+    return name, chart
 
 
-def _said(runs: Sequence[FinishedRun]) -> str:
-    """What a run shows, in short."""
-    run, *_ = runs
-    return training_caption(run.training) if run.training else caption(sections(runs)[0])
-
-
-def _scaling(source: Path, words: Sequence[str]) -> tuple[str, Picture, str]:
+def _scaling(source: Path, question: str, words: Sequence[str]) -> tuple[str, Picture]:
     """The figure of a tp.csv, of the implementations and the values of columns that the words name."""
     from swiglu_bench.show.charts import scaling, scaling_points
 
     rows = choose(read_layout(source, "tp"), words)
     if not rows:
         raise BadInput(f"{source}: no row is of {' '.join(words)}.")
-    names, shapes = (unique(getattr(row, column) for row in rows) for column in ("implementation", "shape"))
-    gpus = ", ".join(map(str, sorted({row.ranks for row in rows} | {1})))
-    said = f"Time and efficiency of {', '.join(names)} at {', '.join(shapes)}, on {gpus} GPUs."
     known = read_about(source.parent)["settings"]["implementations"]
-    return f"scaling-{'-'.join(shapes)}", scaling(scaling_points(rows), known), said
+    return f"{question}-{'-'.join(unique(row.shape for row in rows))}", scaling(scaling_points(rows), known)
 
 
-def pairs(path: Path) -> tuple[Picture, str]:
-    """The chart of A/A pairs, and what it shows. Raises BadInput for a file that `noise` did not write."""
+def _pairs(path: Path, question: str, words: Sequence[str]) -> tuple[str, Picture]:
+    """The chart of A/A pairs. Raises BadInput for a file that `noise` did not write."""
+    from swiglu_bench.show.charts import pairs
+
     try:
         rows = sorted(csv_table.texts(path), key=lambda row: float(row["ratio"]))
         names = ("ratio", "ratio_low", "ratio_high")
@@ -369,16 +346,10 @@ def pairs(path: Path) -> tuple[Picture, str]:
         floor = 100 * statistics.median(float(row["noise"]) for row in rows)
     except (OSError, KeyError, ValueError) as error:
         raise BadInput(f"{path}: expected a CSV that `swiglu-bench noise` wrote, got {one_line(error)}.") from None
-    from swiglu_bench.show import charts
-
     seen = sum(row["verdict"] != "tie" for row in data)
-    without_1 = sum(row["ratio_low"] > 0 or row["ratio_high"] < 0 for row in data)
-    said = (
-        f"{len(rows)} pairs of the same call under two names: {without_1} of the 95% intervals exclude no difference, "
-        f"and {seen} pairs get a verdict."
-    )
-    subtitle = f"{len(rows)} A/A pairs, {without_1} intervals without 0, {seen} verdicts; dashed: median noise floor"
-    return charts.pairs(data, floor, subtitle), said
+    without = sum(row["ratio_low"] > 0 or row["ratio_high"] < 0 for row in data)
+    subtitle = f"{len(rows)} A/A pairs, {without} intervals without 0, {seen} verdicts; dashed: median noise floor"
+    return f"{path.stem}-{question}", pairs(data, floor, subtitle)
 
 
 def main(what: str, *names: str) -> None:

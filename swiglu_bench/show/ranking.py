@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -26,16 +25,12 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, Verdict, verdict
 from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.figures import mebibytes, milliseconds, together
+from swiglu_bench.rows.figures import mebibytes, milliseconds
 from swiglu_bench.rows.finished_run import FinishedRun, case_of, kept_ratio, latest, ratio, table_label
-from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
+from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped
 from swiglu_bench.rows.run_folder import TOTALS
 from swiglu_bench.show.table import Cell, Grid, by_reason, dim
 
-CROWD = 8
-"""More lines than these hide each other; from here on those that tie everywhere are drawn as one."""
-NAMED = 3
-"""More winners than these are not named in one sentence about many cases."""
 WORK = ("shape", "scope", "mode", "dtype")
 Ratio = tuple[float, float, float]
 """The median over rounds, and the ends of its 95% interval."""
@@ -135,46 +130,6 @@ def _ties(mine: Record, other: Record, noise: float) -> bool:
 def _noise(case: Sequence[Record]) -> float:
     """How far the case's A/A pair reaches from 1; 0 where there was no pair."""
     return next((row.noise for row in case if row.noise is not None), 0.0)
-
-
-def alike(rows: Sequence[Record]) -> dict[str, list[str]]:
-    """Who stands for whom where there is a crowd: implementations that tie at every case, and in peak memory to 1%.
-
-    The baseline stands for itself alone. Without a crowd, nobody stands for anybody.
-    """
-    if len({row.implementation for row in rows if row.time_ms is not None}) <= CROWD:
-        return {}
-    cases = [({row.implementation: row for row in case}, _noise(case)) for case in by_case(rows)]
-    able = {name for case, _ in cases for name in case}
-    baselines = {row.baseline for case, _ in cases for row in case.values()}
-    standing: dict[str, list[str]] = {}
-    for name in unique(row.implementation for row in rows if row.implementation in able - baselines):
-        first = next((other for other in standing if all(_alike(other, name, *case) for case in cases)), None)
-        standing.setdefault(first or name, []).extend([name] if first else [])
-    return {name: others for name, others in standing.items() if others}
-
-
-def _alike(name: str, other: str, rows: dict[str, Record], noise: float) -> bool:
-    if name not in rows or other not in rows:
-        return (name in rows) == (other in rows)
-    peaks = [rows[of].peak_bytes or 0 for of in (name, other)]
-    return abs(peaks[0] - peaks[1]) <= 0.01 * max(peaks) and _ties(rows[name], rows[other], noise)
-
-
-def overall(found: Sequence[Winner]) -> str:
-    """In how many cases the baseline is beaten, by how much, and by whom most often."""
-    ahead = [place for place in found if place.baseline not in place.first]
-    baselines = together(unique(place.baseline for place in found), "or")
-    cases = f"{len(found)} cases" if len(found) > 1 else "one case"
-    if not ahead:
-        return f"Nothing is faster than {baselines}, the baseline, in {cases}."
-    counts = Counter(name for place in ahead for name in place.first).most_common(NAMED)
-    most = together([f"{name} ({count})" for name, count in counts])
-    where = f"{len(ahead)} of {cases}" if len(ahead) < len(found) else f"all {cases}" if len(found) > 1 else cases
-    ends = [f"{end(place.speedup for place in ahead):.2f}" for end in (min, max)]
-    gains = " to ".join(dict.fromkeys(ends))
-    ahead_of = f"In {where} an implementation is faster than {baselines}, {gains} times as fast"
-    return f"{ahead_of}; first most often, ties included: {most}."
 
 
 def workload_of(about: Mapping[str, Any]) -> dict[int, float]:

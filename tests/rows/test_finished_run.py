@@ -176,7 +176,7 @@ def test_what_was_written_is_read_by_its_folder_or_any_of_its_files(trained_fold
     )
     assert [training_folder(path) for path in paths] == [trained_folder] * 3 + [None] * 2
     training = load_training(trained_folder)
-    assert training.names == ["eager", PERMUTED, "level", EVIL, "frozen", "absent"]
+    assert [row.implementation for row in training.summaries] == ["eager", PERMUTED, "level", EVIL, "frozen", "absent"]
     level, absent = training.summaries[2], training.summaries[-1]
     assert (level.ratio, level.seeds, level.saved_bytes) == (0.99, 2, None)
     assert (absent.status, absent.reason, absent.final_loss) == (Status.SKIPPED, REASON, None)

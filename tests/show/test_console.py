@@ -13,7 +13,7 @@ from specimens import a_record, without_time
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import Writer, console
 from swiglu_bench.show.console import ConsoleWriter
-from swiglu_bench.show.times import time_tables
+from swiglu_bench.show.tables import time_tables
 
 
 def a_console(terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:

@@ -14,7 +14,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.show.charts import scaling_points
 from swiglu_bench.show.csv_file import Table
-from swiglu_bench.show.documents import figure_table, fill_figures, fill_tables, pairs, save_scaling
+from swiglu_bench.show.documents import figure_table, fill_figures, fill_tables, save_scaling
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
 TIMED = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
@@ -77,35 +77,28 @@ def figured(folder: Path, *blocks: str) -> tuple[str, list[str]]:
     return text, sorted(path.relative_to(folder).as_posix() for path in pictures)
 
 
-def test_a_figure_and_a_sentence_of_a_run(tmp_path: Path) -> None:
+def test_a_figure_of_a_run(tmp_path: Path) -> None:
     write(tmp_path / "run", EAGER, A, B)
-    text, pictures = figured(tmp_path, "figure: run speed-up eager a", "sentence: run eager a")
-    assert text.count("In one case an implementation is faster than eager, 2.00 times as fast") == 2
+    text, pictures = figured(tmp_path, "figure: run speed-up eager a")
+    assert "How much faster than eager? forward, glu" in text
     assert pictures == [f"docs/figures/run-glu-forward-float32-speed-up{end}.svg" for end in ("-dark", "")]
     assert all(f'"{name}"' in text for name in pictures)
     with pytest.raises(BadInput, match="has 0 charts 'spead'; a figure is one"):
         figured(tmp_path, "figure: run spead")
     with pytest.raises(BadInput, match="has no chart 'memory-and-time': Memory is measured"):
         figured(tmp_path, "figure: run memory-and-time")
-
-
-def test_a_figure_and_a_sentence_of_a_training(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    text, pictures = figured(tmp_path, "figure: run curves", "sentence: run")
-    assert pictures == ["docs/figures/run-curves-dark.svg", "docs/figures/run-curves.svg"]
-    assert text.count("Loss curves: same as eager") == 2
+    trained(tmp_path / "trained")
+    _, pictures = figured(tmp_path, "figure: trained curves")
+    assert pictures == ["docs/figures/trained-curves-dark.svg", "docs/figures/trained-curves.svg"]
 
 
 def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) -> None:
     head = "pair,time_ms,ratio,ratio_low,ratio_high,noise,verdict\n"
     (tmp_path / "noise.csv").write_text(f"{head}0,2,1,0.99,1.01,0.01,tie\n1,2,1.1,1.09,1.11,0.01,slower\n")
-    chart, said = pairs(tmp_path / "noise.csv")
-    assert said.startswith("2 pairs of the same call")
-    assert said.endswith("1 of the 95% intervals exclude no difference, and 1 pairs get a verdict.")
-    assert "1 verdicts" in str(chart.to_dict()["title"])
+    assert "2 A/A pairs, 1 intervals without 0, 1 verdicts" in figured(tmp_path, "figure: noise.csv pairs")[0]
     (tmp_path / "noise.csv").write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="expected a CSV that `swiglu-bench noise` wrote"):
-        pairs(tmp_path / "noise.csv")
+        figured(tmp_path, "figure: noise.csv pairs")
 
 
 @pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")

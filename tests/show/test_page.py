@@ -18,8 +18,7 @@ from reported import EVIL, EVIL_SHAPE, a_run, audited, awkward, awkward_rows, ti
 from swiglu_bench.machine import sources
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.show import page as pages
-from swiglu_bench.show.charts import colours, style_of
-from swiglu_bench.show.drawing import PALETTE
+from swiglu_bench.show.charts import PALETTE, colours, style_of
 from swiglu_bench.show.page import page
 from swiglu_bench.show.sections import by_work, load, sections
 
@@ -94,7 +93,7 @@ def test_everything_is_said(found: Elements) -> None:
         "1 pass, 1 fail, 1 unsupported, 1 not run",
         "A GPU & more", "3.0 GiB", "700 W", f"swiglu-bench forward --impl '{EVIL}'", "l2 cold", "fewer gradients",
         "How much faster than eager?", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie",
-        "Training of small, float32", "Loss curves: same as eager's: ", "How far is each loss from eager's?",
+        "Training of small, float32", "5 of 6 trained to the end", "How far is each loss from eager's?",
         "Does it learn the same?", "differs (frozen)", "Is it faster?", "0.990 ± 0.002",
         "hidden 8, intermediate 16", f"swiglu-bench report '{EVIL}'",
     ):  # fmt: skip
@@ -164,14 +163,12 @@ def test_winners_margins_and_ties() -> None:
     assert (alone["name"], alone["ties"], alone["speedup"], alone["next"]) == (EVIL, 0, "1.25×", "+25.0%")
     assert alone["colour"] in PALETTE
     assert tied["ties"] == 1
-    assert found["sentence"].startswith("In all 4 cases an implementation is faster than eager, 1.25 times as fast;")
 
 
 def test_where_nothing_beats_the_baseline_there_is_no_gain() -> None:
     found = of(a_run(timed("eager", 1, 1.0), timed("a", 1, 1.2)))
     ((cell,),) = (line["cells"] for line in found["groups"][0]["lines"])
     assert (cell["name"], cell["speedup"], cell["depth"], cell["next"]) == ("eager", "", 0, "+20.0%")
-    assert "Nothing is faster than eager" in found["sentence"]
 
 
 def a_sweep(**work: str) -> FinishedRun:

@@ -8,7 +8,7 @@ from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, show
 from specimens import a_record, without_time
 
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.times import cautions, time_line, time_tables
+from swiglu_bench.show.tables import cautions, time_line, time_tables
 
 PAIR = {"aa_ratio": 1.0002, "aa_low": 0.9991, "aa_high": 1.0013, "regime": "steady"}
 
