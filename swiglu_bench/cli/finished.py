@@ -232,7 +232,7 @@ def history(
         _print(history_tables(found, root, text.screen().width))
     else:
         about = {"kind": "history", "version": 1, "folder": str(root)}
-        text.put(text.as_text(form, [past.row() for past in found], about, COLUMNS))
+        text.put(text.as_text(form, found, about, COLUMNS))
 
 
 def publish(

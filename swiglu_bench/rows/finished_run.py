@@ -245,11 +245,12 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({(case_of(record), record.implementation): record for record in records}.values())
 
 
+CASE = ("shape", "hidden", "intermediate", "scope", "mode", "dtype", "tokens")
+
+
 def case_of(record: Record) -> tuple[Any, ...]:
     """What two rows have to agree in to be of the same work; the seed changes the numbers and not the work."""
-    return (
-        record.shape, record.hidden, record.intermediate, record.scope, record.mode, record.dtype, record.tokens,
-    )  # fmt: skip
+    return tuple(getattr(record, name) for name in CASE)
 
 
 def case_label(case: tuple[Any, ...]) -> str:

@@ -179,7 +179,7 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
 
     None where no section names a winner; a section without a winner has no rows, but keeps its number.
     """
-    found = [ranking.places(section.rows) for section, _ in sections]
+    found = [list(ranking.places(section.rows)) for section, _ in sections]
     every = [place for places in found for place in places]
     counts = sorted({place.tokens for place in every})
     titles = [_title(section, [other for other, _ in sections]) for section, _ in sections]

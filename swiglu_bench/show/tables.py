@@ -18,7 +18,7 @@ from rich.text import Text
 from swiglu_bench.rows.figures import MIB, mebibytes, microjoules, milliseconds, plus_minus, together, tokens_text
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import FIGURES, MOST_STEAL, AuditVerdict, Record, Status, TensorCheck, grouped, unique
-from swiglu_bench.show.ranking import WORK, quickest, totals, workload_of
+from swiglu_bench.show.ranking import quickest, totals, workload_of
 from swiglu_bench.show.table import (
     NAME_WIDTH,
     TABLE,
@@ -596,7 +596,7 @@ def workload_grids(records: Iterable[Record], workload: Mapping[int, float]) -> 
     """A table for each shape, scope, mode and dtype; none without a workload."""
     note = WORKLOAD_NOTE.format(calls=sum(workload.values()), counts=len(workload))
     heads, name = ("implementation", "time", "ratio", ""), {"implementation"}
-    for work, found in grouped(totals(records, workload), attrgetter(*WORK)).items():
+    for work, found in grouped(totals(records, workload), attrgetter(*TABLE)).items():
         fastest = min((row.time_ms for row in found if row.time_ms is not None), default=None)
         rows = [[row.implementation, *_total(row, row.time_ms == fastest)] for row in found]
         title = f"{' '.join(work)}: the recorded workload"
