@@ -20,6 +20,7 @@ question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-b
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib.util
 import json
@@ -40,13 +41,12 @@ from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout,
 from swiglu_bench.show import ranking, tables
 from swiglu_bench.show.csv_file import CHECK_COLUMNS
 from swiglu_bench.show.sections import load, only, sections
-from swiglu_bench.show.table import Grid, by, figure_grid
+from swiglu_bench.show.table import Grid, across, by, figure_grid
 
 if TYPE_CHECKING:
     from swiglu_bench.show.charts import Picture
 
 Row = TypeVar("Row")
-TOKENS = "tokens"
 Make = Callable[[Path, list[str]], str]
 """What fills a block, from the path and the words after it."""
 NEEDS = ("altair", "vl_convert")
@@ -112,68 +112,62 @@ def save_scaling(folder: Path, known: Sequence[str]) -> str:
         return f"No scaling figure: {reason}."
 
 
-def time_table(rows: Iterable[Record], across: str = TOKENS) -> str:
-    """Implementations down, token counts or shapes across: median time, ratio to the baseline, the fastest in bold."""
-    timed = [row for row in rows if row.time_ms is not None and row.status is Status.OK]
-    fastest = [ranking.quickest(same) for same in by(timed, across)]
+def rows_table(path: Path, words: Sequence[str]) -> str:
+    """Implementations down, token counts or shapes across: median time and ratio to the baseline, or one figure.
 
-    def cell(row: Record) -> str:
-        text = f"{row.time_ms:.3f} ms"
-        if row.interval:
-            text += " (baseline)" if row.implementation == row.baseline else f" ({plus_minus(*row.interval)})"
-        elif not row.comparable:
-            text += " (dX only)"
-        return f"**{text}**" if any(row is first for first in fastest) else text
-
-    return _over(across, timed, cell)
-
-
-def figure_table(rows: Iterable[Record], figure: str, across: str = TOKENS) -> str:
-    """Implementations down, token counts or shapes across: one figure of records.csv; bytes are shown as MiB.
-
-    Raises ValueError where the rows have no such figure, or several for one cell.
+    The fastest is bold, and bytes are shown as MiB. Raises ValueError where the rows have no such figure, or several
+    for one cell.
     """
-    known = [row for row in rows if figure in COLUMNS and getattr(row, figure) is not None]
+    options = dict(word.split("=", 1) for word in words if word.startswith(("figure=", "across=")))
+    column, figure = options.get("across", "tokens"), options.get("figure", "")
+    rows = choose(read_rows(path), [word for word in words if not word.startswith(("figure=", "across="))])
+    if figure:
+        known = [row for row in rows if figure in COLUMNS and getattr(row, figure) is not None]
+    else:
+        known = [row for row in rows if row.time_ms is not None and row.status is Status.OK]
     if not known:
-        raise ValueError(f"figure={figure}: these rows have no such figure; results/README.md names the columns.")
-
-    def cell(row: Record) -> str:
-        value = getattr(row, figure)
-        if FIGURES[figure].unit == "B":
-            return f"{value / MIB:,.0f} MiB"
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-    return _over(across, known, cell)
-
-
-def _over(across: str, rows: list[Record], cell: Callable[[Record], str]) -> str:
-    """A column for each value of `across`: of token counts in order, of shapes as they come."""
-    if len(by(rows, "implementation", across)) < len(rows):
+        raise ValueError(f"{words}: these rows have no such figure; results/README.md names the columns.")
+    if len(by(known, "implementation", column)) < len(known):
         raise ValueError(
             "Several rows for one cell; choose with scope=, mode=, dtype=, shape= or tokens=, or give across=shape."
         )
-    values = unique(getattr(row, across) for row in rows)
+    fastest = [] if figure else [ranking.quickest(same) for same in by(known, column)]
+
+    def cell(row: Record) -> str:
+        text = _figure(figure, getattr(row, figure)) if figure else _time(row)
+        return f"**{text}**" if any(row is first for first in fastest) else text
+
+    values = unique(getattr(row, column) for row in known)
     heads = [f"`{value}`" for value in values]
-    if across == TOKENS:
+    if column == "tokens":
         values.sort()
         heads = [f"{count:,}" for count in values]
-    lines = []
-    for name, own in grouped(rows, attrgetter("implementation")).items():
-        cells = {getattr(row, across): cell(row) for row in own}
-        lines.append([f"`{name}`", *(cells.get(value, "") for value in values)])
-    return Grid([across, *heads], lines, text={across}).markdown()
+    return dataclasses.replace(across(column, known, values, cell, column), heads=[column, *heads]).markdown()
 
 
-def training_table(rows: Iterable[Record]) -> str:
-    """Implementations down: curve, step time, its ratio to eager's, the expected one, memory kept."""
-    timed = [row for row in rows if row.step_ms is not None]
-    name = ("implementation", lambda row: f"`{row.implementation}`")
-    columns = (name, tables.CURVE, *tables.SPEED, "saved_bytes")
+def _time(row: Record) -> str:
+    text = f"{row.time_ms:.3f} ms"
+    if row.interval:
+        return text + (" (baseline)" if row.implementation == row.baseline else f" ({plus_minus(*row.interval)})")
+    return text if row.comparable else f"{text} (dX only)"
+
+
+def _figure(name: str, value: float) -> str:
+    if FIGURES[name].unit == "B":
+        return f"{value / MIB:,.0f} MiB"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def training_table(path: Path, words: Sequence[str]) -> str:
+    """Implementations down: curve, step time, its ratio to eager's, memory kept."""
+    timed = [row for row in choose(read_layout(path, "training"), words) if row.step_ms is not None]
+    columns = (tables.NAME, tables.CURVE, *tables.SPEED, "saved_bytes")
     return figure_grid(timed, columns, text={"implementation", "curve", "verdict"}).markdown()
 
 
-def ranks_table(rows: Iterable[Record]) -> str:
+def ranks_table(path: Path, words: Sequence[str]) -> str:
     """Token counts and numbers of GPUs down: the baseline's communication, then each implementation's time."""
+    rows = choose(read_layout(path, "tp"), words)
     timed = [row for row in rows if row.time_ms is not None and row.ranks > 1]
     names = unique(row.implementation for row in timed)
     lines = []
@@ -218,27 +212,6 @@ def _new_columns(layout: FileLayout) -> dict[str, Figure]:
     """What is declared of the columns of a file that records.csv has not, by their names in it."""
     new = {name: figure for name, figure in FIGURES.items() if name not in COLUMNS}
     return new | {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
-
-
-def fill_tables(document: Path) -> str:
-    """The document's text with every marked table made again; paths are relative to the document."""
-
-    def times(path: Path, words: list[str]) -> str:
-        options = dict(word.split("=", 1) for word in words if word.startswith(("figure=", "across=")))
-        across, figure = options.get("across", TOKENS), options.get("figure")
-        rows = choose(read_rows(path), [word for word in words if not word.startswith(("figure=", "across="))])
-        return figure_table(rows, figure, across) if figure else time_table(rows, across)
-
-    def training(path: Path, words: list[str]) -> str:
-        return training_table(choose(read_layout(path, "training"), words))
-
-    def several_gpus(path: Path, words: list[str]) -> str:
-        return ranks_table(choose(read_layout(path, "tp"), words))
-
-    makers = {
-        "table": times, "training": training, "ranks": several_gpus, "columns": columns_table, "winners": _winners,
-    }  # fmt: skip
-    return fill_blocks(document, makers)
 
 
 def fill_blocks(document: Path, makers: Mapping[str, Make]) -> str:
@@ -297,7 +270,7 @@ def _chosen(source: Path, names: Sequence[str]) -> list[FinishedRun]:
     return only([load(source)], names) if names else [load(source)]
 
 
-def _winners(source: Path, names: Sequence[str]) -> str:
+def winners_table(source: Path, names: Sequence[str]) -> str:
     """Token counts down: the baseline's time, who is the fastest, ties included, and how many times as fast."""
     section, *_ = sections(_chosen(source, names))
     times = {row.tokens: row.time_ms or 0.0 for row in section.timed if row.implementation == row.baseline}
@@ -352,11 +325,17 @@ def _pairs(path: Path, question: str, words: Sequence[str]) -> tuple[str, Pictur
     return f"{path.stem}-{question}", pairs(data, floor, subtitle)
 
 
+TABLES: dict[str, Make] = {
+    "table": rows_table, "training": training_table, "ranks": ranks_table, "columns": columns_table,
+    "winners": winners_table,
+}  # fmt: skip
+
+
 def main(what: str, *names: str) -> None:
     """Fill the blocks of `tables` or `figures` in these documents again."""
     for document in map(Path, names):
         if what == "tables":
-            document.write_text(fill_tables(document), encoding="utf-8")
+            document.write_text(fill_blocks(document, TABLES), encoding="utf-8")
             continue
         filled, made = fill_figures(document)
         for path, (chart, dark) in made.items():

@@ -22,7 +22,15 @@ from swiglu_bench.show.charts import Chart, Style, answers, colours, style_of, t
 from swiglu_bench.show.ranking import Winner, workload_of
 from swiglu_bench.show.sections import Section, by_work, caption, remarks, sections
 from swiglu_bench.show.table import STYLES, VERDICT_STYLES, Cell, Grid, across, meaning
-from swiglu_bench.show.tables import SYMBOLS, compared, training_grids, training_remarks, workload_grids
+from swiglu_bench.show.tables import (
+    SYMBOLS,
+    compared,
+    contract_grids,
+    contract_reasons,
+    training_grids,
+    training_remarks,
+    workload_grids,
+)
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 """What of the chart libraries the page's own script uses."""
@@ -242,31 +250,16 @@ def _cell(place: Winner, style: Style) -> dict[str, Any]:
 
 
 def audit(run: FinishedRun) -> dict[str, Any]:
-    """The contract matrix: checks down, implementations across, a matrix per scope."""
-    matrices = []
-    for scope, cells in grouped(run.audit, attrgetter("scope")).items():
-        names = unique(cell.implementation for cell in cells)
-        by_key = {(cell.check, cell.implementation): cell for cell in cells}
-        lines = [
-            (check, [by_key.get((check, name)) for name in names]) for check in unique(cell.check for cell in cells)
-        ]
-        matrices.append({"scope": scope, "names": names, "lines": lines})
-    given = grouped(
-        (cell for cell in run.audit if cell.reason and cell.verdict is not AuditVerdict.PASS),
-        attrgetter("verdict", "check", "reason"),
-    )
-    order = [AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.NOT_RUN]
-    counts = {verdict: sum(cell.verdict is verdict for cell in run.audit) for verdict in AuditVerdict}
-    reasons: list[list[Cell]] = []
-    for (verdict, check, reason), same in sorted(given.items(), key=lambda item: order.index(item[0][0])):
-        who = ", ".join(unique(f"{cell.implementation} ({cell.scope})" for cell in same))
-        reasons.append([Text(verdict, SYMBOLS[verdict][1]), check, who, reason])
+    """The contract matrix of each scope, and the reasons of all verdicts."""
+    counts = Counter(cell.verdict for cell in run.audit)
+    checks = unique(cell.check for cell in run.audit)
+    reasons = [[Text(verdict, SYMBOLS[verdict][1]), *others] for verdict, *others in contract_reasons(run.audit)]
     return {
         "run": run.label,
-        "matrices": matrices,
-        "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
+        "matrices": list(contract_grids(run.audit, dict(zip(checks, checks, strict=True)))),
+        "counts": ", ".join(f"{counts[verdict]} {verdict}" for verdict in AuditVerdict),
         "symbols": {verdict: symbol for verdict, (symbol, _) in SYMBOLS.items()},
-        "reasons": Grid(("verdict", "check", "implementation", "reason"), reasons) if reasons else None,
+        "reasons": Grid(("verdict", "check", "reason", "implementation"), reasons) if reasons else None,
     }
 
 

@@ -88,9 +88,10 @@ class Grid:
             yield Text(self.note, "dim")
 
     def markdown(self) -> str:
-        """The table in Markdown, without its title."""
+        """The table in Markdown, without its title; what is bold on a terminal is code."""
         rule = ["---" if name in self.text else "---:" for name in self.heads]
-        rows = ([str(cell) for cell in row] for row in self.rows if row)
+        rows = ([f"`{cell}`" if getattr(cell, "style", "") == "bold" else str(cell) for cell in row]
+                for row in self.rows if row)  # fmt: skip
         first, *others = (f"| {' | '.join(line)} |" for line in (self.heads, rule, *rows))
         return "\n".join([first.replace("|  |", "| |"), *others])
 

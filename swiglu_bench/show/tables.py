@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from swiglu_bench.rows.figures import MIB, mebibytes, microjoules, milliseconds, plus_minus, together, tokens_text
+from swiglu_bench.rows.figures import mebibytes, microjoules, milliseconds, plus_minus, together, tokens_text
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import FIGURES, MOST_STEAL, AuditVerdict, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.show.ranking import quickest, totals, workload_of
@@ -41,8 +41,9 @@ from swiglu_bench.show.table import (
 
 FEW_TOKENS = 256
 """Up to here a caller feels launches more than kernels, and the second table is shown unasked."""
-CELL_WIDTH, FELT_WIDTH = 19, 21
+CELL_WIDTH, FELT_WIDTH = 19, 27
 FELT = ("host_us", "latency_us", "graph_us")
+MEMORY = ("saved_bytes", "peak_bytes", "workspace_bytes")
 COUNTED = ("tensor_pct", "dram_bytes", "l2_bytes", "registers_per_thread")
 MOST_GPUS = 8
 """More GPUs than these are counted instead of listed."""
@@ -56,7 +57,7 @@ SYMBOLS: dict[str, tuple[str, str]] = {
     AuditVerdict.UNSUPPORTED: ("–", "yellow"),
     AuditVerdict.NOT_RUN: ("·", "dim"),
 }
-NAME = ("implementation", attrgetter("implementation"))
+NAME: tuple[str, Callable[[Record], Cell]] = ("implementation", lambda row: Text(row.implementation, "bold"))
 
 
 def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableType]:
@@ -155,13 +156,13 @@ def time_tables(records: Sequence[Record], width: int, detail: bool = False) -> 
             yield from dim(_loads(timed))
             yield from (Text(*caution) for caution in cautions(timed))
         felt = [record for record in timed if record.latency_us is not None and (detail or record.tokens <= FEW_TOKENS)]
-        yield from _in_parts(FELT, felt, width, energy=True)
+        yield from _in_parts(FELT, felt, width, _energy, notes)
         if felt:
             energy = any(record.uj_per_token is not None for record in felt)
             yield Text(f"us. {legend(FELT)}{' Energy of the whole GPU, calls back to back.' * energy}", "dim")
         yield from dim(by_reason("no graph time", _noted(felt, "graph_reason")))
         counted = [record for record in timed if record.registers_per_thread is not None]
-        yield from _in_parts(COUNTED, counted, width, energy=False)
+        yield from _in_parts(COUNTED, counted, width, lambda record: "", notes)
         if counted:
             yield Text(f"MiB. {legend(COUNTED)}", "dim")
         yield from dim(by_reason("no profile", _noted(timed, "profile_note")))
@@ -182,20 +183,30 @@ def _parts(records: list[Record], width: int, cell_width: int) -> Iterator[list[
         yield tokens[start : start + at_once]
 
 
-def _in_parts(names: Sequence[str], records: list[Record], width: int, energy: bool) -> Iterator[RenderableType]:
-    """A table whose cells have several figures each, and with `energy` that of a token; bytes are shown as MiB."""
+def _in_parts(
+    names: Sequence[str], records: list[Record], width: int, below: Callable[[Record], str], notes: Notes
+) -> Iterator[RenderableType]:
+    """A table whose cells have several figures each, bytes as MiB, and a line below them."""
 
     def cell(record: Record) -> Cell:
-        values = {name: getattr(record, name) for name in names}
-        sizes = {name: values[name] / MIB for name in names if FIGURES[name].unit == "B" and values[name] is not None}
-        text = Text(" / ".join("-" if value is None else f"{value:.4g}" for value in (values | sizes).values()))
-        if energy and record.uj_per_token is not None:
-            text.append(f"\n{microjoules(record.uj_per_token)} a token", "dim")
-        return text
+        if record.status is not Status.OK:
+            return status_text(record, notes)
+        text = Text(" / ".join(_figure(name, getattr(record, name)) for name in names))
+        return text.append(f"\n{line}", "dim") if (line := below(record)) else text
 
     head = " / ".join(FIGURES[name].head for name in names)
     for tokens in _parts(records, width, FELT_WIDTH):
         yield across(head, records, tokens, cell).terminal()
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return mebibytes(value) if FIGURES[name].unit == "B" else f"{value:.4g}"
+
+
+def _energy(record: Record) -> str:
+    return "" if record.uj_per_token is None else f"{microjoules(record.uj_per_token)} a token"
 
 
 def _time_cell(record: Record, first: bool, notes: Notes) -> Text:
@@ -292,28 +303,14 @@ def _tokens(rows: Sequence[Record]) -> str:
 
 
 def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
-    """A table per shape, scope and dtype: measured bytes, and below each what arithmetic predicts."""
-    del width
-    names = ("saved_bytes", "peak_bytes", "workspace_bytes")
+    """A table per shape, scope and dtype: measured bytes, and below them what arithmetic predicts."""
 
-    def figure(record: Record, name: str) -> Text:
-        return Text.assemble(
-            mebibytes(getattr(record, name)), (f"\n{mebibytes(getattr(record, f'predicted_{name}'))}", "dim")
-        )
+    def predicted(record: Record) -> str:
+        return " / ".join(mebibytes(getattr(record, f"predicted_{name}")) for name in MEMORY)
 
     def body(kept: list[Record], notes: Notes) -> Iterator[RenderableType]:
-        heads = ["tokens", "implementation", *(FIGURES[name].head for name in names)]
-        rows: list[list[Cell]] = []
-        for same_tokens in by(sorted(kept, key=lambda record: record.tokens), "tokens"):
-            for record in same_tokens:
-                head = (str(record.tokens) if record is same_tokens[0] else "", record.implementation)
-                ok = record.status is Status.OK
-                rows.append(
-                    [*head, *([figure(record, name) for name in names] if ok else [status_text(record, notes)])]
-                )
-            rows.append([])
-        note, name = f"MiB. {legend(names)} Below each, the arithmetic prediction.", {"implementation"}
-        yield from Grid(heads, rows, note=note, text=name, wrap=name).parts()
+        yield from _in_parts(MEMORY, kept, width, predicted, notes)
+        yield Text(f"MiB. {legend(MEMORY)} Below, the arithmetic prediction.", "dim")
 
     return blocks(records, ("shape", "scope", "dtype"), lambda group: "memory", body)
 
@@ -615,20 +612,28 @@ def _total(row: Record, fastest: bool) -> tuple[Cell, Cell, Cell]:
 def contract_tables(cells: Sequence[Record], about: Mapping[str, str]) -> Iterator[RenderableType]:
     """A matrix per scope, what its columns mean, and every reason; `about` says what each check asks."""
     letters = dict(zip(unique(cell.check for cell in cells), string.ascii_letters, strict=False))
-    heads = ["", *letters.values()]
+    for grid in contract_grids(cells, letters):
+        yield grid.terminal()
+    yield Text.assemble(*((f"{symbol} {verdict}   ", style) for verdict, (symbol, style) in SYMBOLS.items()))
+    yield Group(*dim(f"{letter} {check}: {about.get(check, '')}" for check, letter in letters.items()))
+    for verdict, check, reason, who in contract_reasons(cells):
+        symbol, style = SYMBOLS[verdict]
+        yield Text.assemble((f"{symbol} {check}", style), f": {reason} ", (f"[{who}]", "dim"))
+
+
+def contract_grids(cells: Sequence[Record], heads: Mapping[str, str]) -> Iterator[Grid]:
+    """Implementations down and checks across, a table for each scope; `heads` names the columns of the checks."""
     for scope, own in grouped(cells, attrgetter("scope")).items():
         rows: list[list[Cell]] = []
         for name, row in grouped(own, attrgetter("implementation")).items():
             found = {cell.check: Text(*SYMBOLS[cell.verdict]) for cell in row}
-            rows.append([Text(name, "bold"), *(found.get(check, "") for check in letters)])
-        yield from Grid(heads, rows, scope, text=heads, look=MATRIX_LOOK).parts()
-    yield Text.assemble(*((f"{symbol} {verdict}   ", style) for verdict, (symbol, style) in SYMBOLS.items()))
-    yield Group(*dim(f"{letter} {check}: {about.get(check, '')}" for check, letter in letters.items()))
-    yield from _reasons(cells)
+            rows.append([Text(name, "bold"), *(found.get(check, "") for check in heads)])
+        columns = ["", *heads.values()]
+        yield Grid(columns, rows, scope, text=columns, look=MATRIX_LOOK)
 
 
-def _reasons(cells: Sequence[Record]) -> Iterator[RenderableType]:
-    """Every reason once, with all that have it: failures first, and one line for those that could not run at all."""
+def contract_reasons(cells: Sequence[Record]) -> Iterator[tuple[str, str, str, str]]:
+    """Every verdict, check and reason once with all that have it, failures first."""
     whole = Counter((cell.implementation, cell.verdict, cell.reason) for cell in cells)
     count = Counter(cell.implementation for cell in cells)
 
@@ -638,8 +643,9 @@ def _reasons(cells: Sequence[Record]) -> Iterator[RenderableType]:
 
     order: tuple[str, ...] = (AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.NOT_RUN, AuditVerdict.PASS)
     found = grouped((cell for cell in cells if cell.reason), what)
-    for (verdict, check, reason), same in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+    for key, same in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         names = grouped(same, attrgetter("implementation"))
-        who = "; ".join(f"{name} ({', '.join(unique(cell.scope for cell in own))})" for name, own in names.items())
-        symbol, style = SYMBOLS[verdict]
-        yield Text.assemble((f"{symbol} {check}", style), f": {reason} ", (f"[{who}]", "dim"))
+        yield (
+            *key,
+            "; ".join(f"{name} ({', '.join(unique(cell.scope for cell in own))})" for name, own in names.items()),
+        )

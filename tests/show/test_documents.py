@@ -14,7 +14,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.show.charts import scaling_points
 from swiglu_bench.show.csv_file import Table
-from swiglu_bench.show.documents import figure_table, fill_figures, fill_tables, save_scaling
+from swiglu_bench.show.documents import TABLES, fill_blocks, fill_figures, save_scaling
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
 TIMED = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
@@ -30,8 +30,8 @@ def filled(folder: Path, block: str) -> list[str]:
     """What a block holds after it was filled twice."""
     document = folder / "page.md"
     document.write_text(f"before\n<!-- {block} -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
-    document.write_text(fill_tables(document), encoding="utf-8")
-    text = fill_tables(document)
+    document.write_text(fill_blocks(document, TABLES), encoding="utf-8")
+    text = fill_blocks(document, TABLES)
     assert text == document.read_text(encoding="utf-8")
     before, start, *content, end, after = text.splitlines()
     assert (before, start, end, after) == ("before", f"<!-- {block} -->", "<!-- end -->", "after")
@@ -49,16 +49,17 @@ def test_a_table_of_one_figure(tmp_path: Path) -> None:
         "| tokens | 1 | 1,024 |", "| --- | ---: | ---: |", "| `b` | 1,536 MiB | 1 MiB |",
     ]  # fmt: skip
     for words in ("figure=speed", "figure=energy_j", "figure=time_ms scope=mlp"):
-        with pytest.raises(ValueError, match=f"{words.split()[0]}: these rows have no such figure"):
+        with pytest.raises(ValueError, match=f"{words.split()[0]}.*: these rows have no such figure"):
             filled(tmp_path, f"table: records.csv {words}")
+    write(tmp_path / "twice", *ROWS, *ROWS)
     with pytest.raises(ValueError, match="Several rows for one cell"):
-        figure_table(ROWS * 2, "time_ms")
+        filled(tmp_path, "table: twice/records.csv figure=time_ms")
 
 
 @pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_documents_say_what_their_csv_says(document: Path) -> None:
-    assert fill_tables(document) == document.read_text(encoding="utf-8")
+    assert fill_blocks(document, TABLES) == document.read_text(encoding="utf-8")
 
 
 EAGER, A, B = timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 0.4)

@@ -38,9 +38,9 @@ def test_memory_above_its_prediction(width: int) -> None:
     assert_every_mark_has_its_reason(text, ["output: wrong."])
     assert_fits(text, width)
     assert "skipped: liger: Triton kernels need a GPU." in text
-    assert re.search(r"eager +3\.0 +12,345\.0 +0\.500 *\n +2\.0 +12,344\.0 +0\.000", text)
-    assert re.search(r"mine +5\.0 +0\.000 +- *\n +- +- +-", text)
-    assert text.index(" bad ") < text.index(" eager "), "few tokens come first"
+    assert re.search(r"eager .*3\.0 / 12,345\.0 / 0\.500 *\n +2\.0 / 12,344\.0 / 0\.000", text)
+    assert re.search(r"mine .*5\.0 / 0\.000 / - *\n.* - / - / -", text)
+    assert text.index(" 2 ") < text.index(" 8192 "), "few tokens come first"
 
 
 def some_verdicts() -> list[Record]:
@@ -189,7 +189,7 @@ def test_tables_say_every_reason_once():
     parts = list(tables.tp_tables(found))
     speed, where = (part for part in parts if isinstance(part, Table))
     assert speed.title == "forward, mlp made-up (1024 x 4096), bfloat16, 4 x A GPU, sequence parallel"
-    assert [list(column.cells)[1] for column in speed.columns][1:3] == ["mine", "3.06"]
+    assert [str(list(column.cells)[1]) for column in speed.columns][1:3] == ["mine", "3.06"]
     assert "50%" in [list(column.cells)[1] for column in where.columns]
     lines = [part.plain for part in parts if isinstance(part, Text)]
     assert "skipped: gone: It is not here." in lines
