@@ -62,18 +62,6 @@ def as_of_all_runs(row: Record) -> Record:
 
 
 @dataclass(frozen=True)
-class FinishedTraining:
-    """A training run that has ended, read from its folder."""
-
-    path: Path
-    summaries: list[Record]
-    losses: Losses
-    """Of everything trained to the end, including what is not shown: differences are taken from eager's losses."""
-    about: dict[str, Any]
-    """run.json; empty where there is none."""
-
-
-@dataclass(frozen=True)
 class FinishedRun:
     """The rows of one command, in the order in which they were made, and what they were made with."""
 
@@ -84,8 +72,8 @@ class FinishedRun:
     """Where it was read from or written to; None: nowhere."""
     audit: Sequence[Record] = ()
     """The contract matrix beside the rows."""
-    training: FinishedTraining | None = None
-    """What `train` wrote; the rows are its summaries."""
+    losses: Losses | None = None
+    """Of a training, everything trained to the end, also what is not shown: differences are from eager's losses."""
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -119,12 +107,13 @@ class FinishedRun:
 
     def keep(self, names: Collection[str]) -> FinishedRun:
         """The rows of these implementations."""
-        records, audit, summaries = (
-            [row for row in rows if row.implementation in names]
-            for rows in (self.records, self.audit, self.training.summaries if self.training else ())
-        )
-        training = self.training and dataclasses.replace(self.training, summaries=summaries)
-        return dataclasses.replace(self, records=records, audit=audit, training=training)
+        kept = ([row for row in rows if row.implementation in names] for rows in (self.records, self.audit))
+        return dataclasses.replace(self, records=next(kept), audit=next(kept))
+
+    @property
+    def summaries(self) -> list[Record]:
+        """The rows as their own command wrote them; of a training, its summary."""
+        return [record.own for record in self.records]
 
     def only(self, **wanted: Sequence[str]) -> FinishedRun:
         """The rows whose columns match one of the values given for each, globs included; an empty list is no filter.
@@ -180,9 +169,7 @@ def load_run(path: Path, beside: bool = True) -> FinishedRun:
 def read_run(path: Path, beside: bool) -> FinishedRun:
     """Read a run of any command; it may have no rows."""
     if trained := training_folder(path):
-        training = load_training(trained)
-        rows = list(map(as_of_all_runs, training.summaries))
-        return FinishedRun(rows, training.about, trained, training=training)
+        return _training(trained)
     folder = path.parent if path.name in (SPLIT, SPLIT_SAMPLES) and path.is_file() else path
     split = (folder / SPLIT).is_file()
     file = folder / SPLIT if split else records_file(path)
@@ -201,15 +188,14 @@ def training_folder(path: Path) -> Path | None:
     return folder if (folder / STEPS).is_file() else None
 
 
-def load_training(folder: Path) -> FinishedTraining:
-    """Read a training run's folder; raises BadInput for one that has not ended or that this version cannot read."""
+def _training(folder: Path) -> FinishedRun:
     if not (folder / SUMMARY).exists():
         raise BadInput(f"{folder} is a training run that has not ended: it has no {SUMMARY}; leave it out.")
-    summaries = read_layout(folder / SUMMARY, "training")
+    rows = list(map(as_of_all_runs, read_layout(folder / SUMMARY, "training")))
     losses: dict[str, dict[int, Sequence[float]]] = {}
     for row in seeds_of(folder):
         losses.setdefault(row.implementation, {})[row.seed] = row.series["loss"]
-    return FinishedTraining(folder, summaries, losses, read_about(folder))
+    return FinishedRun(rows, read_about(folder), folder, losses=losses)
 
 
 def seeds_of(folder: Path) -> list[Record]:

@@ -16,7 +16,7 @@ from typing import Any
 import altair as alt
 
 from swiglu_bench.rows.figures import MIB, mebibytes, milliseconds, token_text, tokens_text
-from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, FinishedTraining, Losses
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, Losses
 from swiglu_bench.rows.record import BASELINE, Record, Status, grouped, unique
 from swiglu_bench.show import ranking
 from swiglu_bench.show.sections import Section, sections
@@ -435,8 +435,8 @@ def pictures(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Picture | str]]
             for text, chart in charts:
                 yield new("-".join(filter(None, (stem, _slug(text))))), chart
     for run in runs:
-        if run.training:
-            yield new(f"{_slug(run.label)}-curves"), training_picture(run.training, Style(numbers))
+        if run.losses is not None:
+            yield new(f"{_slug(run.label)}-curves"), training_picture(run, Style(numbers))
 
 
 def _slug(text: str) -> str:
@@ -448,26 +448,26 @@ POINTS = 300
 NO_CURVE = "Nothing was trained to the end, so there is no curve."
 
 
-def training_charts(training: FinishedTraining, style: Style) -> Iterator[tuple[str, Chart | str]]:
+def training_charts(run: FinishedRun, style: Style) -> Iterator[tuple[str, Chart | str]]:
     """Each question and its chart, or why there is none."""
-    names, frozen = _drawn(training)
+    losses, names, frozen = _drawn(run)
     question = "How does the loss fall?"
     if names:
         yield (
             question,
             _explained(
-                over_steps(training.losses, names, style),
+                over_steps(losses, names, style),
                 "means over seeds" + ("; thin: eager's seeds one by one" if BASELINE in names else ""),
             ),
         )
     else:
         yield question, NO_CURVE
     question = "How far is each loss from eager's?"
-    if any(name != BASELINE for name in names) and BASELINE in training.losses:
+    if any(name != BASELINE for name in names) and BASELINE in losses:
         about = "loss minus eager's from the same seed and at the same step, mean over seeds"
         about += f"; dotted: {PERMUTED}, its sums in another order" if PERMUTED in names else ""
         about += f"; without {', '.join(frozen)}, whose blocks' weights are not trained" if frozen else ""
-        yield question, _explained(from_eager(training.losses, names, style, frozen), about)
+        yield question, _explained(from_eager(losses, names, style, frozen), about)
     else:
         yield question, "Nothing was trained beside eager, so there is no difference to draw."
 
@@ -476,18 +476,19 @@ def _explained(chart: Chart, about: str) -> Chart:
     return chart.properties(usermeta={"about": about})
 
 
-def _drawn(training: FinishedTraining) -> tuple[list[str], list[str]]:
-    """Who was trained to the end from at least one seed; and of them the frozen, which learn less."""
-    names = [row.implementation for row in training.summaries if training.losses.get(row.implementation)]
-    return names, [row.implementation for row in training.summaries if row.frozen and row.implementation in names]
+def _drawn(run: FinishedRun) -> tuple[Losses, list[str], list[str]]:
+    """The losses, who was trained to the end from at least one seed, and of them the frozen, which learn less."""
+    losses = run.losses or {}
+    names = [row.implementation for row in run.records if losses.get(row.implementation)]
+    return losses, names, [row.implementation for row in run.records if row.frozen and row.implementation in names]
 
 
-def training_picture(training: FinishedTraining, style: Style) -> alt.VConcatChart | str:
+def training_picture(run: FinishedRun, style: Style) -> alt.VConcatChart | str:
     """Both charts as one, or why there is none."""
-    names, frozen = _drawn(training)
+    losses, names, frozen = _drawn(run)
     if not names:
         return NO_CURVE
-    return curves(training.losses, names, f"{training.summaries[0].task}: loss over steps", style, frozen)
+    return curves(losses, names, f"{run.summaries[0].task}: loss over steps", style, frozen)
 
 
 def curves(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from swiglu_bench.machine.sources import standing
 from swiglu_bench.rows.figures import size, together, token_text
-from swiglu_bench.rows.finished_run import FinishedRun, FinishedTraining
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
 from swiglu_bench.show import ranking
 from swiglu_bench.show.charts import Chart, Style, answers, colours, style_of, theme, training_charts
@@ -63,7 +63,7 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
     for number, (section, style) in enumerate(found, start=1):
         progress(f"section {number} of {len(found)}: {section.title}")
         shown.append(_section(section, style, specs))
-    shown += [_training(run, run.training, Style(numbers), specs) for run in runs if run.training]
+    shown += [_training(run, Style(numbers), specs) for run in runs if run.losses is not None]
     described = (str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
     devices = unique([*(section.device for section, _ in found if section.device), *described])
     themes = {name: theme(name == "dark") for name in ("light", "dark")}
@@ -113,15 +113,16 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
     }
 
 
-def _training(run: FinishedRun, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
+def _training(run: FinishedRun, style: Style, specs: list[Spec]) -> dict[str, Any]:
     """What the template shows of a training run, in the same places."""
-    first, settings = next(iter(trained.summaries), None), trained.about.get("settings", {})
+    rows = run.summaries
+    first, settings = next(iter(rows), None), run.about.get("settings", {})
     workload = settings.get("workload", {})
     work = [f"blocks {workload['hidden']}x{workload['intermediate']}"] if workload else []
     work += [f"{first.steps} steps from {first.seeds} seed{'s' * (first.seeds != 1)}"] if first and first.steps else []
     work += [str(settings["data"])] if settings.get("data") else []
-    charts = list(training_charts(trained, style))
-    ended = sum(row.final_loss is not None for row in trained.summaries)
+    charts = list(training_charts(run, style))
+    ended = sum(row.final_loss is not None for row in rows)
     return {
         "kind": "training",
         "title": ", ".join(filter(None, [f"training of {first.model if first else ''}", settings.get("dtype", "")])),
@@ -129,11 +130,11 @@ def _training(run: FinishedRun, trained: FinishedTraining, style: Style, specs: 
         "device": first.device if first else "",
         "runs": marked_run(run),
         "memory_from": "",
-        "headline": f"{ended} of {len(trained.summaries)} trained to the end",
-        "remarks": list(training_remarks(trained.summaries)),
+        "headline": f"{ended} of {len(rows)} trained to the end",
+        "remarks": list(training_remarks(rows)),
         "charts": [_charts(question, [("", chart)], specs) for question, chart in charts if not isinstance(chart, str)],
         "absent": [chart for _, chart in charts if isinstance(chart, str)],
-        "grids": list(training_grids(trained.summaries)),
+        "grids": list(training_grids(rows)),
         "failed": [],
         "problems": None,
     }

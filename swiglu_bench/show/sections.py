@@ -48,7 +48,7 @@ def load(path: Path) -> FinishedRun:
     if not measured:
         return FinishedRun([], read_about(path if path.is_dir() else path.parent), path, cells)
     run = read_run(path, beside=False)
-    if run.training:
+    if run.losses is not None:
         return run
     rows = [row for own in grouped(run.records, attrgetter("device")).values() for row in latest(own)]
     return FinishedRun(rows, run.about, path, cells)
@@ -150,7 +150,7 @@ class Section:
 
 def sections(runs: Sequence[FinishedRun]) -> list[Section]:
     """All sections of each of these runs: times first, then memory, then verification."""
-    found = [section for run in runs if not run.training for section in _of_run(run)]
+    found = [section for run in runs if run.losses is None for section in _of_run(run)]
     memories = [section for section in found if section.kind == "memory"]
     return sorted((_with_memory(section, memories) for section in found), key=lambda of: KINDS.index(of.kind))
 

@@ -11,7 +11,7 @@ pytest.importorskip("altair", reason="the extra `report` is not installed")
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_memory, a_run, awkward_rows, timed, trained
 from specimens import a_record, a_summary
 
-from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, FinishedTraining, Losses, load_training
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, Losses, load_run
 from swiglu_bench.rows.record import Status
 from swiglu_bench.show import charts
 from swiglu_bench.show.charts import NoChart, Style, answers, colours, slots, style_of
@@ -148,12 +148,12 @@ def test_what_is_frozen_does_not_flatten_differences_and_long_curves_are_thinned
 
 
 def test_a_training_has_two_charts_or_says_why_not(tmp_path: Path) -> None:
-    run = load_training(trained(tmp_path / "run"))
-    above, below = (chart.to_dict() for _, chart in charts.training_charts(run, Style(slots([*run.losses], []))))
+    run = load_run(trained(tmp_path / "run"))
+    above, below = (chart.to_dict() for _, chart in charts.training_charts(run, Style(slots(run.implementations, []))))
     assert {one["name"] for one in values(above)} == {"eager", PERMUTED, "level", EVIL, "frozen"}
     assert {one["name"] for one in values(below)} == {PERMUTED, "level", EVIL}
     assert "without frozen" in below["usermeta"]["about"]
-    nothing = FinishedTraining(run.path, [a_summary("eager", status=Status.ERROR, reason="It broke.")], {}, {})
+    nothing = FinishedRun([a_summary("eager", status=Status.ERROR, reason="It broke.")], {}, losses={})
     reasons = [chart for _, chart in charts.training_charts(nothing, Style({}))]
     assert reasons == [charts.NO_CURVE, "Nothing was trained beside eager, so there is no difference to draw."]
     assert charts.training_picture(nothing, Style({})) == charts.NO_CURVE

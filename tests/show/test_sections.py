@@ -56,7 +56,7 @@ def test_a_training_by_its_folder_or_file_and_below_a_folder(tmp_path: Path) -> 
     assert folders(tmp_path) == folders(folder) == [folder]
     for path in (folder, folder / "summary.csv"):
         run = load(path)
-        assert run.training
+        assert run.losses
         assert (run.label, len(run.records), len(run.audit)) == ("train", 6, 0)
         assert run.commands == ["swiglu-bench train"]
 
@@ -65,8 +65,7 @@ def test_only_some_implementations(tmp_path: Path) -> None:
     runs = [load(trained(tmp_path / "train")), load(awkward(tmp_path / "run")), load(audited(tmp_path / "audit"))]
     (kept,) = only(runs, ["ea*", "slow"])[1:]
     assert {row.implementation for row in kept.records} == {"eager", "slow"}
-    training = only(runs, ["lev*", "frozen"])[0].training
-    assert training
+    training = only(runs, ["lev*", "frozen"])[0]
     assert [row.implementation for row in training.summaries] == ["level", "frozen"]
     assert [run.label for run in only(runs, ["slow"])] == ["run"]
     with pytest.raises(BadInput, match=r"--impl: no row of these runs is of 'eagr'; did you mean eager"):
