@@ -27,7 +27,7 @@ from swiglu_bench.rows.figures import mebibytes, milliseconds
 from swiglu_bench.rows.finished_run import CASE, FinishedRun, case_label, case_of, kept_ratio, latest, table_label
 from swiglu_bench.rows.record import COLUMNS as ROW
 from swiglu_bench.rows.record import FAILED, FIGURES, Record, Status, grouped, unique
-from swiglu_bench.show.table import Grid, dim
+from swiglu_bench.show.table import STYLES, Grid, dim
 
 EACH = 0.975
 """Confidence of each run's interval, for 95% of their quotient's."""
@@ -63,12 +63,6 @@ class Effect(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-STYLES = {
-    ChangeKind.FASTER: "green", ChangeKind.SLOWER: "red", ChangeKind.TIE: "dim", ChangeKind.UNCLEAR: "yellow",
-    ChangeKind.LESS: "green", ChangeKind.MORE: "red", ChangeKind.BROKEN: "bold red",
-    ChangeKind.MENDED: "green", ChangeKind.DRIFT: "dim",
-    Effect.FINE: "green", Effect.REGRESSION: "bold red", Effect.UNKNOWN: "yellow",
-}  # fmt: skip
 COMPARED_BYTES = ("saved_bytes", "peak_bytes")
 
 

@@ -21,7 +21,7 @@ from swiglu_bench.show import ranking
 from swiglu_bench.show.charts import Chart, Style, answers, colours, style_of, theme, training_charts
 from swiglu_bench.show.ranking import Winner, workload_of
 from swiglu_bench.show.sections import Section, by_work, caption, remarks, sections
-from swiglu_bench.show.table import STYLES, VERDICT_STYLES, Cell, Grid, across, meaning
+from swiglu_bench.show.table import STYLES, Cell, Grid, across, meaning
 from swiglu_bench.show.tables import (
     SYMBOLS,
     compared,
@@ -158,7 +158,7 @@ def figures(shape: str, rows: Sequence[Record]) -> Grid:
 
     def cell(row: Record) -> Cell:
         text = "\n".join([row.shown("time_ms"), f"{compared(row)} {row.verdict}".strip()])
-        return Text(text, VERDICT_STYLES.get(row.verdict, ""))
+        return Text(text, STYLES.get(row.verdict, ""))
 
     grid = across("tokens", rows, counts, cell)
     title = f"{shape}: time in ms, ratio to the baseline ± half its 95% interval"

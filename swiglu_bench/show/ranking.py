@@ -29,7 +29,7 @@ from swiglu_bench.rows.figures import mebibytes, milliseconds
 from swiglu_bench.rows.finished_run import FinishedRun, case_of, kept_ratio, latest, ratio, table_label
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped
 from swiglu_bench.rows.run_folder import TOTALS
-from swiglu_bench.show.table import TABLE, Cell, Grid, by_reason, dim
+from swiglu_bench.show.table import STYLES, TABLE, Cell, Grid, by_reason, dim
 
 Ratio = tuple[float, float, float]
 """The median over rounds, and the ends of its 95% interval."""
@@ -176,7 +176,6 @@ def _total(
 Peaks = Mapping[tuple[Any, ...], int]
 """Measured peaks of a training step, by case without its mode, and implementation."""
 Catalogue = Mapping[str, Implementation]
-SURE_STYLES = {"clear": "green", "tie": "yellow", "unsure": "yellow", "none": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -320,7 +319,7 @@ def recommendation_tables(choices: Sequence[Recommendation], runs: Sequence[Fini
             if best:
                 name, time = best.implementation, milliseconds(best.time_ms or 0.0)
                 against = f"x{best.ratio:.3f}" if best.ratio is not None else "-"
-            sure = Text(how_sure(choice), SURE_STYLES[choice.confidence])
+            sure = Text(how_sure(choice), STYLES[choice.confidence])
             rows.append([str(choice.case[-1]), Text(name, "bold"), time, against, memory, sure])
         yield from Grid(heads, rows, table_label(case), text={"use", "how sure"}, wrap={"how sure"}).parts()
         yield from dim(

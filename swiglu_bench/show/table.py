@@ -16,9 +16,15 @@ from swiglu_bench.rows.record import FIGURES, Record, Status, grouped, unique
 
 TABLE = ("shape", "scope", "mode", "dtype")
 """Rows that agree in this stand in one table of times."""
-STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red",
-          Status.UNSETTLED: "bold yellow"}  # fmt: skip
-VERDICT_STYLES = {"faster": "green", "slower": "red", "tie": "dim"}
+STYLES = {
+    "ok": "green", "skipped": "dim", "incorrect": "bold red", "error": "bold red", "unsettled": "bold yellow",
+    "faster": "green", "slower": "red", "tie": "dim", "baseline": "dim",
+    "same": "green", "within seeds": "green", "differs": "bold red",
+    "unclear": "yellow", "less": "green", "more": "red", "broken": "bold red", "mended": "green", "drift": "dim",
+    "fine": "green", "regression": "bold red", "cannot tell": "yellow",
+    "clear": "green", "unsure": "yellow", "none": "bold red",
+}  # fmt: skip
+"""How a status or a verdict looks."""
 MEANINGS = {
     "green": "good", "bold red": "bad", "red": "bad", "yellow": "middle", "bold yellow": "middle", "dim": "faint",
 }  # fmt: skip

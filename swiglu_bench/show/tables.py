@@ -21,8 +21,8 @@ from swiglu_bench.rows.record import FIGURES, MOST_STEAL, AuditVerdict, Record, 
 from swiglu_bench.show.ranking import quickest, totals, workload_of
 from swiglu_bench.show.table import (
     NAME_WIDTH,
+    STYLES,
     TABLE,
-    VERDICT_STYLES,
     Cell,
     Column,
     Grid,
@@ -48,8 +48,6 @@ COUNTED = ("tensor_pct", "dram_bytes", "l2_bytes", "registers_per_thread")
 MOST_GPUS = 8
 """More GPUs than these are counted instead of listed."""
 VERDICT_WIDTH, FIGURE_WIDTH = 12, 11
-VERIFY_FIGURES = ("error", "ratio", "eager's", "allowed", "max error", "max allowed")
-"""Columns of `verify`, what matters most first."""
 MATRIX_LOOK = {"box": None, "padding": (0, 1, 0, 0)}
 SYMBOLS: dict[str, tuple[str, str]] = {
     AuditVerdict.PASS: ("✓", "green"),
@@ -71,7 +69,7 @@ def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableTyp
         return chain(shown, workload_tables(run.records, workload_of(run.about)))
     if any(record.peak_bytes is not None for record in run.records):
         return memory_tables(run.records, width)
-    return (verify_detail_tables if detail else verify_tables)(run.records, width)
+    return verify_tables(run.records, width, detail)
 
 
 def rate(record: Record) -> str:
@@ -215,7 +213,7 @@ def _time_cell(record: Record, first: bool, notes: Notes) -> Text:
     assert record.time_ms is not None
     return Text.assemble(
         (milliseconds(record.time_ms) + (" *" if first else ""), "bold green" if first else ""),
-        (f" {record.verdict}" if record.verdict else "", VERDICT_STYLES.get(record.verdict, "")),
+        (f" {record.verdict}" if record.verdict else "", STYLES.get(record.verdict, "")),
         f"\n{ratio(record)}\n",
         (rate(record) + ("\n" if record.limit_pct is None else f" {record.limit_pct:.0f}%\n"), "dim"),
     )
@@ -315,22 +313,60 @@ def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
     return blocks(records, ("shape", "scope", "dtype"), lambda group: "memory", body)
 
 
-def verify_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+def _relative(check: TensorCheck) -> str:
+    if not check.eager_error:
+        return "-"
+    times = check.error / check.eager_error
+    return f"{times:.2f}" if times < 100 else f"{times:.2g}"
+
+
+def _figure_of(name: str, form: str = ".2e") -> Callable[[TensorCheck], str]:
+    def shown(check: TensorCheck) -> str:
+        value = getattr(check, name)
+        return "-" if value is None else format(value, form).replace("e-0", "e-" if form == ".1e" else "e-0")
+
+    return shown
+
+
+VERIFY: Mapping[str, Callable[[TensorCheck], str]] = {
+    "error": _figure_of("error"), "ratio": _relative, "eager's": _figure_of("eager_error"),
+    "allowed": _figure_of("allowed"), "max error": _figure_of("max_error"), "max allowed": _figure_of("max_allowed"),
+}  # fmt: skip
+"""Columns of `verify`, what matters most first."""
+DETAIL: Mapping[str, Callable[[TensorCheck], str]] = {
+    **{head: _figure_of(name, ".1e") for head, name in {
+        "error": "error", "median": "median_error", "99.9%": "p999_error", "max": "max_error", "allowed": "max_allowed",
+    }.items()},
+    "worst at": lambda check: ",".join(map(str, check.worst_index)) or "-",
+}  # fmt: skip
+VERIFY_NOTE = "error: ||value - fp64 truth|| / ||truth||; ratio: error / eager's; the worst over token counts is shown."
+DETAIL_NOTE = (
+    "error: ||value - fp64 truth|| / ||truth||. The other figures are errors of single elements, over the truth's rms: "
+    "the median, the 99.9th percentile, the largest, its limit, and its index."
+)
+
+
+def verify_tables(records: Sequence[Record], width: int, detail: bool = False) -> Iterator[RenderableType]:
     """A table per shape, scope and dtype: error from fp64, eager's error, their ratio and the verdict per tensor.
 
     Where the width does not suffice for all figures, those that matter least are left out, and the legend says so.
+    With `detail` one per token count, too: how the errors of each tensor's elements are distributed.
     """
-    count = max(1, min(len(VERIFY_FIGURES), (width - NAME_WIDTH - VERDICT_WIDTH) // FIGURE_WIDTH))
-    legend = "error: ||value - fp64 truth|| / ||truth||; ratio: error / eager's; the worst over token counts is shown."
-    if count < len(VERIFY_FIGURES):
-        legend += f" Not shown in {width} columns: {', '.join(VERIFY_FIGURES[count:])}."
+    columns, note, fields = VERIFY, VERIFY_NOTE, ("shape", "scope", "dtype")
+    fitting = max(1, (width - NAME_WIDTH - VERDICT_WIDTH) // FIGURE_WIDTH)
+    if detail:
+        columns, note, fields = DETAIL, DETAIL_NOTE, (*fields, "tokens")
+    elif fitting < len(columns):
+        note += f" Not shown in {width} columns: {', '.join([*columns][fitting:])}."
+        columns = dict([*columns.items()][:fitting])
     else:
-        legend += " max error: the largest element's, over the truth's rms."
+        note += " max error: the largest element's, over the truth's rms."
 
     def body(kept: list[Record], notes: Notes) -> Iterator[RenderableType]:
-        name = "implementation, tensor"
-        rows = [row for same in by(kept, "implementation") for row in (*_verify_rows(same, notes, count), [])]
-        yield from Grid((name, *VERIFY_FIGURES[:count], "verdict"), rows, note=legend, text={name, "verdict"}).parts()
+        name = "" if detail else "implementation, tensor"
+        rows = [row for own in by(kept, "implementation") for row in (*_verify_rows(own, notes, columns), [])]
+        look = MATRIX_LOOK if detail else {}
+        yield from Grid((name, *columns, "verdict"), rows, note=note, text={name, "verdict"}, look=look).parts()
         interpreted = unique(record.implementation for record in kept if record.interpreted)
         if interpreted:
             yield Text(f"run by Triton's interpreter on the CPU: {', '.join(interpreted)}", style="dim")
@@ -338,69 +374,24 @@ def verify_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
     def what(group: list[Record]) -> str:
         return f"verify, {', '.join(map(str, sorted({record.tokens for record in group})))} tokens"
 
-    return blocks(records, ("shape", "scope", "dtype"), what, body)
+    return blocks(records, fields, what, body)
 
 
-def _verify_rows(records: list[Record], notes: Notes, figures: int) -> Iterator[list[Cell]]:
-    """The worst check per tensor over the token counts of one implementation."""
+def _verify_rows(
+    records: list[Record], notes: Notes, columns: Mapping[str, Callable[[TensorCheck], str]]
+) -> Iterator[list[Cell]]:
+    """The worst check per tensor over the token counts of one implementation; dashes where no values are compared."""
     yield [Text(records[0].implementation, "bold")]
     for record in records:
         if record.status in {Status.SKIPPED, Status.ERROR, Status.UNSETTLED}:
-            yield [*[""] * (1 + figures), status_text(record, notes, f"{record.tokens} tokens: ")]
+            yield [*[""] * (1 + len(columns)), status_text(record, notes, f"{record.tokens} tokens: ")]
     checks = [(record.tokens, check) for record in records for check in record.tensor_checks]
     for tensor, found in grouped(checks, lambda pair: pair[1].tensor).items():
         tokens, check = max(found, key=lambda pair: pair[1].used if pair[1].ok else math.inf)
-        yield [f"  {tensor}", *_check_figures(check)[:figures], _verdict(check, notes, f"{tokens} tokens, {tensor}: ")]
-
-
-def _verdict(check: TensorCheck, notes: Notes, where: str = "") -> Text:
-    return Text("pass", "green") if check.ok else Text(f"FAIL {notes.mark(where + check.reason)}", "bold red")
-
-
-def _check_figures(check: TensorCheck) -> list[str]:
-    """In the order of VERIFY_FIGURES; dashes for a check that compares no values."""
-    if not check.allowed:
-        return ["-"] * len(VERIFY_FIGURES)
-    relative = "-"
-    if check.eager_error:
-        times = check.error / check.eager_error
-        relative = f"{times:.2f}" if times < 100 else f"{times:.2g}"
-    others = (check.eager_error, check.allowed, check.max_error, check.max_allowed)
-    return [f"{check.error:.2e}", relative, *(f"{value:.2e}" for value in others)]
-
-
-def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
-    """A table per shape, scope, dtype and token count: how the errors of each tensor's elements are distributed."""
-    del width
-    heads = ("", "error", "median", "99.9%", "max", "allowed", "worst at", "verdict")
-    note = (
-        "error: ||value - fp64 truth|| / ||truth||. The other figures are errors of single elements, over the "
-        "truth's rms: the median, the 99.9th percentile, the largest, its limit, and its index."
-    )
-
-    def body(kept: list[Record], notes: Notes) -> Iterator[RenderableType]:
-        rows: list[list[Cell]] = []
-        for record in kept:
-            status = "" if record.tensor_checks else status_text(record, notes)
-            rows.append([Text(record.implementation, "bold"), *[""] * 6, status])
-            for check in record.tensor_checks:
-                figures = (check.error, check.median_error, check.p999_error, check.max_error, check.max_allowed)
-                place = ",".join(map(str, check.worst_index)) or "-"
-                rows.append([f"  {check.tensor}", *map(_short, figures), place, _verdict(check, notes)])
-        yield from Grid(heads, rows, note=note, text={"", "verdict"}, look=MATRIX_LOOK).parts()
-
-    return blocks(
-        records, ("shape", "scope", "dtype", "tokens"), lambda group: f"verify, {group[0].tokens} tokens", body
-    )
-
-
-def _short(value: float | None) -> str:
-    """A number with two digits, such as 3.6e-3; a dash for None."""
-    return "-" if value is None else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
-
-
-MEANING_STYLES = {"same": "green", "within seeds": "green", "differs": "bold red", "faster": "green",
-                  "slower": "bold red"}  # fmt: skip
+        verdict = Text("pass", "green")
+        if not check.ok:
+            verdict = Text(f"FAIL {notes.mark(f'{tokens} tokens, {tensor}: {check.reason}')}", "bold red")
+        yield [f"  {tensor}", *(figure(check) if check.allowed else "-" for figure in columns.values()), verdict]
 
 
 def training_tables(summaries: Sequence[Record]) -> Iterator[RenderableType]:
@@ -470,13 +461,12 @@ def _difference(row: Record) -> str:
 
 def _curve(row: Record) -> Text:
     text = "baseline" if row.difference is None else row.curve
-    return Text(f"{text} (frozen)", "yellow") if row.frozen else Text(text, MEANING_STYLES.get(row.curve, ""))
+    return Text(f"{text} (frozen)", "yellow") if row.frozen else Text(text, STYLES.get(text, ""))
 
 
-def _step_verdict(row: Record) -> Text:
-    if row.frozen:
-        return Text(f"{row.verdict}, less work", "yellow")
-    return Text(row.verdict, MEANING_STYLES.get(row.verdict, ""))
+def _verdict(row: Record) -> Text:
+    less = row.kind == "training" and row.frozen
+    return Text(f"{row.verdict}, less work", "yellow") if less else Text(row.verdict, STYLES.get(row.verdict, ""))
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:
@@ -492,7 +482,7 @@ LEARNING: Sequence[Column] = (
     ("minus eager's", _difference),
     CURVE,
 )
-SPEED: Sequence[Column] = ("step_ms", ("ratio", ratio_text), ("verdict", _step_verdict))
+SPEED: Sequence[Column] = ("step_ms", ("ratio", ratio_text), ("verdict", _verdict))
 PARTS = (
     "block_forward_ms", "block_backward_ms", "optimizer_ms", "block_share", "saved_bytes", "peak_bytes",
 )  # fmt: skip
@@ -567,14 +557,7 @@ def _bus(row: Record) -> str:
     return row.shown("bus_gbps") + (f" of {limit}" if limit else "")
 
 
-RANK_STYLES = {"faster": "green", "slower": "red", "tie": "", "baseline": "dim"}
-RANKS: Sequence[Column] = (
-    "time_ms",
-    ("ratio", ratio_text),
-    ("verdict", lambda row: Text(row.verdict, RANK_STYLES.get(row.verdict, ""))),
-    "single_ms",
-    "efficiency",
-)
+RANKS: Sequence[Column] = ("time_ms", ("ratio", ratio_text), ("verdict", _verdict), "single_ms", "efficiency")
 FIGURES_OF_RANKS = ("compute_ms", "comm_ms", "hidden_share", "bus_gbps", "peak_bytes")
 RANK_PARTS: Sequence[Column] = ("compute_ms", "comm_ms", "hidden_share", ("bus GB/s", _bus), "peak_bytes")
 WORKLOAD_NOTE = (
@@ -605,8 +588,7 @@ def _total(row: Record, fastest: bool) -> tuple[Cell, Cell, Cell]:
         return row.reason, "", ""
     compared = f"x{plus_minus(*row.interval)}" if row.interval else row.reason
     compared = "baseline" if row.implementation == row.baseline else compared
-    verdict = Text(row.verdict, VERDICT_STYLES.get(row.verdict, ""))
-    return milliseconds(row.time_ms) + " *" * fastest, compared, verdict
+    return milliseconds(row.time_ms) + " *" * fastest, compared, _verdict(row)
 
 
 def contract_tables(cells: Sequence[Record], about: Mapping[str, str]) -> Iterator[RenderableType]:

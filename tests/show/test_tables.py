@@ -12,13 +12,7 @@ from specimens import a_cell, a_check, a_record, a_split_row, a_summary, without
 
 from swiglu_bench.rows.record import AuditVerdict, Record, Status
 from swiglu_bench.show import tables
-from swiglu_bench.show.tables import (
-    contract_tables,
-    memory_tables,
-    training_tables,
-    verify_detail_tables,
-    verify_tables,
-)
+from swiglu_bench.show.tables import contract_tables, memory_tables, training_tables, verify_tables
 
 
 @WIDTHS
@@ -73,7 +67,7 @@ def test_a_verdict_per_tensor_with_every_failure_explained(width: int) -> None:
     assert bool(missing) == (width < 120)
     header = unwrapped(text).partition("implementation, tensor ")[2].partition(" verdict")[0]
     assert header.split()[:2] == ["error", "ratio"]
-    assert set(tables.VERIFY_FIGURES) == {name for name in tables.VERIFY_FIGURES if name in f"{header} {missing}"}
+    assert set(tables.VERIFY) == {name for name in tables.VERIFY if name in f"{header} {missing}"}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +96,7 @@ def test_the_detail_of_each_tensor_and_where_its_worst_element_is() -> None:
         a_record(command="verify", tensor_checks=checks),
         without_time(Status.ERROR, "it broke", implementation="bad"),
     ]
-    text = shown(verify_detail_tables(rows, 80), 80)
+    text = shown(verify_tables(rows, 80, detail=True), 80)
     assert_fits(text, 80)
     assert "1.0e-7 3.6e-8 2.0e-7 1.0e-6 4.0e-6 7,274 pass" in unwrapped(text)
     assert "FAIL" in text
