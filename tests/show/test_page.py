@@ -141,13 +141,6 @@ def test_a_browser_draws_every_open_chart_without_a_complaint(
     assert "<title>SwiGLU on" in elements  # no name ran as a script
 
 
-@NEEDS_BROWSER
-def test_a_browser_would_complain_of_a_request(awkward_page: str, tmp_path: Path) -> None:
-    """The page's own policy forbids them all, so that the test above sees any attempt."""
-    _, complaints = browse(awkward_page.replace("<main>", '<main><img src="https://example.org/x.png">'), tmp_path)
-    assert any("example.org" in line for line in complaints)
-
-
 def of(*runs: FinishedRun) -> dict[str, Any]:
     numbers = colours(runs)
     found = pages.matrix([(one, style_of(one, numbers)) for one in by_work(sections(runs))])
@@ -163,27 +156,6 @@ def test_winners_margins_and_ties() -> None:
     assert (alone["name"], alone["ties"], alone["speedup"], alone["next"]) == (EVIL, 0, "1.25×", "+25.0%")
     assert alone["colour"] in PALETTE
     assert tied["ties"] == 1
-
-
-def test_where_nothing_beats_the_baseline_there_is_no_gain() -> None:
-    found = of(a_run(timed("eager", 1, 1.0), timed("a", 1, 1.2)))
-    ((cell,),) = (line["cells"] for line in found["groups"][0]["lines"])
-    assert (cell["name"], cell["speedup"], cell["depth"], cell["next"]) == ("eager", "", 0, "+20.0%")
-
-
-def a_sweep(**work: str) -> FinishedRun:
-    return a_run(timed("eager", 1, 1.0, **work), timed("a", 1, 0.5, **work), name="-".join(work.values()))
-
-
-@pytest.mark.parametrize(
-    ("works", "titles"),
-    [
-        ([{"scope": "glu"}, {"scope": "new"}], ["forward of glu", "forward of new"]),
-        ([{"routing": "uniform"}, {"routing": "zipf"}], ["forward of glu, uniform", "forward of glu, zipf"]),
-    ],
-)
-def test_each_kind_of_work_has_rows_of_its_own(works: list[dict[str, str]], titles: list[str]) -> None:
-    assert [group["title"] for group in of(*(a_sweep(**work) for work in works))["groups"]] == titles
 
 
 def test_runs_of_other_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,21 +5,11 @@ from typing import Any
 
 import pytest
 from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, shown, unwrapped
-from rich.table import Table
-from rich.text import Text
-from specimens import a_cell, a_check, a_record, a_split_row, a_summary, without_time
+from specimens import a_cell, a_check, a_record, without_time
 
 from swiglu_bench.rows.record import AuditVerdict, Record, Status
 from swiglu_bench.show import tables
-from swiglu_bench.show.tables import (
-    cautions,
-    contract_tables,
-    memory_tables,
-    time_line,
-    time_tables,
-    training_tables,
-    verify_tables,
-)
+from swiglu_bench.show.tables import cautions, contract_tables, memory_tables, time_line, time_tables, verify_tables
 
 PAIR = {"aa_ratio": 1.0002, "aa_low": 0.9991, "aa_high": 1.0013, "regime": "steady"}
 
@@ -218,41 +208,6 @@ def test_the_detail_of_each_tensor_and_where_its_worst_element_is() -> None:
     assert_every_mark_has_its_reason(text, ["NaN or Inf in 1 of 9 elements", "it broke"])
 
 
-def row(name: str, **fields: Any) -> Record:
-    common = {"task": "llama", "model": "llama-1b", "seeds": 3, "steps": 50, "metric": "perplexity", "unit": "tokens"}
-    return a_summary(name, **{**common, **fields})
-
-
-LEARNT = {"final_loss": 2.5, "final_loss_spread": 0.02, "metric_mean": 12.0, "metric_spread": 0.5}
-CURVE = {"difference": -0.001, "rounding": 0.0004, "eager_spread": 0.02, "curve": "within seeds"}
-SPEED = {
-    "step_ms": 200.0, "rate": 40960.0, "block_share": 0.5, "block_forward_ms": 30.0, "block_backward_ms": 70.0,
-    "optimizer_ms": 9.0, "saved_bytes": 2**30, "peak_bytes": 2**31,
-}  # fmt: skip
-RATIO = {"ratio": 0.95, "ratio_low": 0.948, "ratio_high": 0.953, "verdict": "faster"}
-ROWS = [
-    row("eager", **LEARNT, **SPEED, verdict="baseline"),
-    row("fused-mlp-auto", **LEARNT, **CURVE, **SPEED, **RATIO),
-    row("fused", **LEARNT, **CURVE | {"curve": "differs"}, **SPEED, **RATIO, trains="inputs"),
-    row("broken", status=Status.ERROR, reason="Seed 0: it broke."),
-    row("liger", status=Status.SKIPPED, reason="The package liger_kernel is not installed."),
-]
-
-
-def test_tables_of_a_training_say_all_and_fit() -> None:
-    text = shown(training_tables(ROWS), 80)
-    assert_fits(text, 80)
-    flat = unwrapped(text)
-    for part in (
-        "2.5000 ± 0.0200", "-0.001", "within seeds", "differs (frozen)", "0.950 ± 0.003 faster 40,960",
-        "faster, less work", "30 70 9 50% 1,024.0 2,048.0", "over 3 seeds, ± their spread",
-        "another summation order on eager (0.0004)", "spread of eager's seeds (0.02)",
-        "fused yields no weight gradients", "error: broken: Seed 0: it broke.",
-        "skipped: liger: The package liger_kernel is not installed.",
-    ):  # fmt: skip
-        assert part in flat, part
-
-
 CELLS = [
     a_cell(*of)
     for of in (
@@ -277,22 +232,3 @@ def test_a_matrix_per_scope_a_legend_and_every_reason_once_failures_first() -> N
         "– bias: it does not offer this [mine (glu, mlp)]",
         "· every check: no GPU [idle (glu)]",
     ]
-
-
-def split_row(name: str, **more: object) -> Record:
-    return a_split_row(name, **{"shape": "made-up", "tokens": 2048, "device": "A GPU", **more})
-
-
-def test_tables_of_several_gpus_say_every_reason_once() -> None:
-    figures = {"time_ms": 3.06, "hidden_share": 0.5}
-    mine = split_row("mine", **figures, ratio=0.75, verdict="faster", single_reason="out of memory")
-    gone = [split_row("gone", status=Status.SKIPPED, reason="It is not here.", tokens=count) for count in (2048, 4096)]
-    parts = list(tables.tp_tables([split_row("eager", **figures, verdict="baseline"), mine, *gone]))
-    speed, where = (part for part in parts if isinstance(part, Table))
-    assert speed.title == "forward, mlp made-up (1024 x 4096), bfloat16, 4 x A GPU, sequence parallel"
-    assert [str(list(column.cells)[1]) for column in speed.columns][1:3] == ["mine", "3.06"]
-    assert "50%" in [list(column.cells)[1] for column in where.columns]
-    lines = [part.plain for part in parts if isinstance(part, Text)]
-    assert "skipped: gone: It is not here." in lines
-    assert any("mine" in line and "out of memory" in line for line in lines)
-    assert "0.750 of eager, faster" in tables.tp_line(mine)
