@@ -122,7 +122,7 @@ class FinishedRun:
         """
         kept = list(self.records)
         for column, patterns in wanted.items():
-            known = list(dict.fromkeys(str(getattr(record, column)) for record in self.records))
+            known = unique(str(getattr(record, column)) for record in self.records)
             for pattern in patterns:
                 if not fnmatch.filter(known, pattern):
                     raise BadInput(f"{self.name} has no {column} {pattern!r}; {did_you_mean(pattern, known)}")
@@ -263,11 +263,10 @@ def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Inte
 
     Rows of two GPUs have none, whatever else they share.
     """
-    if record.gpu_uuid != other.gpu_uuid or record.run_id != other.run_id:
-        return None
-    if not record.samples_ms or len(record.samples_ms) != len(other.samples_ms):
-        return None
-    return ratio_interval(record.samples_ms, other.samples_ms, confidence)
+    same = (record.gpu_uuid, record.run_id, len(record.samples_ms)) == (
+        other.gpu_uuid, other.run_id, len(other.samples_ms)
+    )  # fmt: skip
+    return ratio_interval(record.samples_ms, other.samples_ms, confidence) if same and record.samples_ms else None
 
 
 def kept_ratio(record: Record, baseline: Record | None, confidence: float) -> Interval | None:
@@ -284,7 +283,7 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     timed row has.
     """
     timed = {(row.run_id, case_of(row), row.implementation): row for row in run.records if row.samples_ms}
-    names = list(dict.fromkeys(name for *_, name in timed))
+    names = unique(name for *_, name in timed)
     if not names:
         raise BadInput(f"--baseline: {run.name} has no rounds to compute other ratios from; leave the option out.")
     if baseline not in names:
@@ -294,16 +293,12 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
         bare = dataclasses.replace(
             record, baseline=baseline, ratio=None, ratio_low=None, ratio_high=None, verdict="", kind="run", source=None
         )
-        other = timed.get((record.run_id, case_of(record), baseline))
-        if other is None:
-            return bare
-        bare.comparable = record.mode == Mode.FORWARD or record.gradients == other.gradients
-        found = ratio(record, other) if bare.comparable else None
-        if found is None:
-            return bare
-        judged = record.noise is not None and record is not other
-        bare.verdict = verdict(found, record.noise or 0.0).value if judged else ""
-        bare.ratio, bare.ratio_low, bare.ratio_high = found.median, found.low, found.high
+        if other := timed.get((record.run_id, case_of(record), baseline)):
+            bare.comparable = record.mode == Mode.FORWARD or record.gradients == other.gradients
+            if bare.comparable and (found := ratio(record, other)):
+                bare.ratio, bare.ratio_low, bare.ratio_high = found.median, found.low, found.high
+                judged = record.noise is not None and record is not other
+                bare.verdict = verdict(found, record.noise or 0.0).value if judged else ""
         return bare
 
     return FinishedRun([relative(record) for record in run.records], run.about, run.place)

@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from swiglu_bench.rows.figures import mebibytes, microjoules, milliseconds, plus_minus, together, tokens_text
-from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, table_label
 from swiglu_bench.rows.record import FIGURES, MOST_STEAL, AuditVerdict, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.show.ranking import quickest, totals, workload_of
 from swiglu_bench.show.table import (
@@ -105,10 +105,7 @@ def a_a(record: Record) -> str:
 
 def time_line(record: Record) -> str:
     """One row as one plain line, for a log."""
-    head = (
-        f"{record.shape} {record.scope} {record.mode} {record.dtype} tokens={record.tokens} "
-        f"{record.implementation}: {record.status}"
-    )
+    head = f"{case_label(case_of(record))} {record.implementation}: {record.status}"
     if record.status is not Status.OK:
         return f"{head}: {record.reason}"
     if record.loss is not None:
@@ -122,10 +119,8 @@ def time_line(record: Record) -> str:
         limit = "limit unknown" if record.limit_pct is None else f"{record.limit_pct:.1f}% of limit"
         return f"{head}, {milliseconds(record.time_ms)}, {against}, {rate(record)}, {limit}"
     if record.peak_bytes is not None:
-        return (
-            f"{head}, saved {mebibytes(record.saved_bytes)} MiB, peak {mebibytes(record.peak_bytes)} MiB, "
-            f"workspace {mebibytes(record.workspace_bytes)} MiB"
-        )
+        sizes = (f"{name.removesuffix('_bytes')} {mebibytes(getattr(record, name))} MiB" for name in MEMORY)
+        return ", ".join([head, *sizes])
     return f"{head}, worst error {record.error:.2e} (eager {record.eager_error:.2e})"
 
 
@@ -261,7 +256,7 @@ def caution_lines(records: Sequence[Record]) -> Iterator[str]:
     """What spoils the figures of each table as plain lines, for a log."""
     for first, *others in by((record for record in records if record.time_ms is not None), *TABLE):
         for text, _ in cautions([first, *others]):
-            yield f"{first.shape} {first.scope} {first.mode} {first.dtype}: {text}"
+            yield f"{table_label(case_of(first))}: {text}"
 
 
 def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
