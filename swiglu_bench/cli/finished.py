@@ -195,7 +195,6 @@ def _put(
     form: str, tables: Iterable[RenderableType], rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any],
     columns: Iterable[str], output: Path | None = None,
 ) -> None:  # fmt: skip
-    """Tables for people, or rows in another form, with what `about` says of them."""
     if form == text.TABLE:
         _print(tables)
     else:
@@ -272,7 +271,6 @@ def _parts(option: str, names: str | None) -> list[str]:
 
 
 NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
-"""Modules of the extra `report`, and their packages."""
 UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -367,7 +365,6 @@ def _write_pictures(
     runs: Sequence[FinishedRun], folder: Path, form: Literal["png", "svg"], dark: bool, err: bool,
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The charts as files; each with its file, or why there is none."""
     from swiglu_bench.show.charts import pictures
     from swiglu_bench.show.documents import picture
 

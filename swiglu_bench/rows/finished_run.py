@@ -123,14 +123,22 @@ class FinishedRun:
         kept = list(self.records)
         for column, patterns in wanted.items():
             known = unique(str(getattr(record, column)) for record in self.records)
-            for pattern in patterns:
-                if not fnmatch.filter(known, pattern):
-                    raise BadInput(f"{self.name} has no {column} {pattern!r}; {did_you_mean(pattern, known)}")
-            if patterns:
-                kept = [r for r in kept if any(fnmatch.fnmatch(str(getattr(r, column)), p) for p in patterns)]
+            names = matching(known, patterns, f"{self.name} has no {column} {{!r}}")
+            kept = [record for record in kept if not patterns or str(getattr(record, column)) in names]
         if self.records and not kept:
             raise BadInput(f"{self.name} has no row that matches all filters; leave one of them out.")
         return FinishedRun(kept, self.about, self.place)
+
+
+def matching(known: Collection[str], patterns: Iterable[str], complaint: str) -> set[str]:
+    """Those of the known names that match any pattern, globs included; raises BadInput for a pattern without any."""
+    found: set[str] = set()
+    for pattern in patterns:
+        names = fnmatch.filter(known, pattern)
+        if not names:
+            raise BadInput(f"{complaint.format(pattern)}; {did_you_mean(pattern, known)}")
+        found.update(names)
+    return found
 
 
 class Collected:
@@ -251,7 +259,6 @@ def table_label(case: tuple[Any, ...]) -> str:
 
 
 def _check(row: dict[str, str]) -> TensorCheck:
-    """A line of checks.csv."""
     own = {name: value for name, value in row.items() if name not in LAYOUTS["run"].key and name != "worst_index"}
     place = row.get("worst_index", "").strip("()").split(",")
     check = csv_table.typed(TensorCheck, own)

@@ -27,7 +27,6 @@ Picture = alt.LayerChart | alt.VConcatChart
 Point = dict[str, Any]
 """`name` (as the legend has it), `tokens`, `value`, and where there is an interval `low` and `high`; TIPS' texts."""
 Value = Callable[[Any], Any]
-"""A figure of a row."""
 
 PALETTE = (
     "#7d8590", "#a8754a", "#3f86e0", "#159a94", "#dd7a1c", "#b58d14", "#8b9720", "#dc4453", "#9268da", "#d957a6",
@@ -320,12 +319,10 @@ def _chart(points: Sequence[Point]) -> alt.Chart:
 
 
 def _dashed(values: Sequence[dict[str, Any]]) -> alt.Chart:
-    """A dashed grey line that belongs to no implementation."""
     return _chart(values).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color=GREY)
 
 
 def _tooltips(points: Sequence[Point]) -> list[alt.Tooltip]:
-    """Every text that any of the points has."""
     has = {key for point in points for key, value in point.items() if value}
     return [alt.Tooltip(f"{key}:N", title=title) for key, title in TIPS.items() if key in has]
 
@@ -353,7 +350,6 @@ def _point(row: Record, style: Style, value: Value, ends: Value | None = None) -
 
 
 def _memory_text(row: Record) -> str:
-    """Peak, saved and workspace, as far as they were measured."""
     named = {name: getattr(row, f"{name}_bytes") for name in ("peak", "saved", "workspace")}
     return ", ".join(f"{name} {mebibytes(value)} MiB" for name, value in named.items() if value is not None)
 

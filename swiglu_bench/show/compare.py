@@ -47,7 +47,6 @@ class ChangeKind(StrEnum):
     UNCLEAR = "unclear"
     LESS = "less"
     MORE = "more"
-    """Memory."""
     BROKEN = "broken"
     """It was ok and is not any more."""
     MENDED = "mended"
@@ -164,7 +163,6 @@ def _kind(before: FinishedRun, after: FinishedRun) -> str:
 
 
 def _changes(key: tuple[Any, str], mine: Rows, theirs: Rows, kind: str, tolerance: float) -> Iterator[Change]:
-    """The changes of one row."""
     old, new, change = mine[key], theirs[key], partial(Change, *key)
     if old.status is not Status.OK:
         if new.status is Status.OK:
@@ -246,7 +244,6 @@ def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Effect]:
 
 
 def _unmatched(mine: Rows, theirs: Rows) -> Iterator[str]:
-    """Which rows only one run has."""
     for which, rows, others in (("first", mine, theirs), ("second", theirs, mine)):
         alone = [row for key, row in rows.items() if key not in others and row.status is not Status.SKIPPED]
         if alone:

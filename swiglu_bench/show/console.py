@@ -225,5 +225,4 @@ class TrainingProgress(Bar):
 
 
 def _duration(seconds: float) -> str:
-    """A duration as hours:minutes:seconds."""
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 Make = Callable[[Path, list[str]], str]
-"""What fills a block, from the path and the words after it."""
 NEEDS = ("altair", "vl_convert")
 GROUND = {False: "#ffffff", True: "#0d1117"}
 """Opaque, so that a picture reads the same wherever it stands."""
@@ -282,7 +281,6 @@ def winners_table(source: Path, names: Sequence[str]) -> str:
 
 
 def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture]:
-    """The name and the chart of a run that answers a question."""
     from swiglu_bench.show.charts import pictures
 
     found = [(name, chart) for name, chart in pictures(_chosen(source, names)) if name.endswith(f"-{question}")]

@@ -82,7 +82,6 @@ def history_tables(found: Sequence[Line], root: Path, width: int) -> Iterator[Re
 
 
 def _cells(line: Line, root: Path) -> dict[str, Text]:
-    """What the table shows of a run."""
     rows = Text.assemble(f"{line['ok']} ok", (f", {line['failed']} failed" if line["failed"] else "", "bold red"))
     best = Text.assemble(line["best"], (f" x{line['best_ratio']:.3f}" if line["best"] else "", "dim"))
     texts = {

@@ -33,7 +33,6 @@ from swiglu_bench.show.tables import (
 )
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
-"""What of the chart libraries the page's own script uses."""
 OPEN = 4
 """Sections that are not folded: the first of the page, which have the most rows."""
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
@@ -86,7 +85,6 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
 
 @functools.cache
 def _libraries() -> str:
-    """Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
 
     return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
@@ -114,7 +112,6 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
 
 
 def _training(run: FinishedRun, style: Style, specs: list[Spec]) -> dict[str, Any]:
-    """What the template shows of a training run, in the same places."""
     rows = run.summaries
     first, settings = next(iter(rows), None), run.about.get("settings", {})
     workload = settings.get("workload", {})
@@ -218,7 +215,6 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
 
 
 def _title(section: Section, every: Sequence[Section]) -> str:
-    """What tells a section's rows from those of the others."""
     parts = [f"{section.mode} of {section.scope}"]
     differ = [name for name in ("dtype", "routing", "device") if len({getattr(other, name) for other in every}) > 1]
     parts += [text for name in differ if (text := getattr(section, name))]

@@ -136,7 +136,6 @@ def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Rec
 def _total(
     own: Mapping[int, Record], base: Mapping[int, Record], baseline: str, workload: Mapping[int, float]
 ) -> Record:
-    """The total of an implementation from its rows and the baseline's, by token count."""
     first = next(iter(own.values()))
     work = {name: getattr(first, name) for name in (*TABLE, "implementation")}
     total = Record(**work, baseline=baseline, kind="workload")
@@ -192,13 +191,10 @@ class Recommendation:
     ties: list[str] = field(default_factory=list)
     """Those that are as fast as far as these rounds can tell, best first."""
     runner_up: str | None = None
-    """The best of those that are slower."""
     margin: Interval | None = None
-    """Its time over the best's."""
     unsure: list[str] = field(default_factory=list)
     """Those that could not be compared in common rounds."""
     excluded: dict[str, str] = field(default_factory=dict)
-    """Why others do not qualify."""
     usage: str = ""
 
     @property
@@ -259,7 +255,6 @@ def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: in
 
 
 def _unfit(row: Record, peak_bytes: int | None, measured: bool, most: int | None) -> str:
-    """Why a row does not qualify; empty where it does."""
     if row.status is not Status.OK:
         return f"{row.status}: {row.reason}"
     if not row.comparable:

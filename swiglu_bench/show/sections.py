@@ -7,7 +7,6 @@ measured by a run of its own; it joins the times of a step by device and case, a
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Self
 
-from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.figures import together, tokens_text
-from swiglu_bench.rows.finished_run import STEPS, FinishedRun, case_of, latest, read_run
+from swiglu_bench.rows.finished_run import STEPS, FinishedRun, case_of, latest, matching, read_run
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
 from swiglu_bench.show.tables import cautions
@@ -64,10 +63,7 @@ def folders(path: Path) -> list[Path]:
 def only(runs: Sequence[FinishedRun], patterns: Sequence[str]) -> list[FinishedRun]:
     """The runs with the rows of these implementations alone, names or globs; raises BadInput for one without rows."""
     names = unique(name for run in runs for name in run.implementations)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            raise BadInput(f"--impl: no row of these runs is of {pattern!r}; {did_you_mean(pattern, names)}")
-    wanted = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    wanted = matching(names, patterns, "--impl: no row of these runs is of {!r}")
     kept = (run.keep(wanted) for run in runs)
     return [run for run in kept if run.implementations]
 

@@ -24,7 +24,6 @@ STYLES = {
     "fine": "green", "regression": "bold red", "cannot tell": "yellow",
     "clear": "green", "unsure": "yellow", "none": "bold red",
 }  # fmt: skip
-"""How a status or a verdict looks."""
 MEANINGS = {
     "green": "good", "bold red": "bad", "red": "bad", "yellow": "middle", "bold yellow": "middle", "dim": "faint",
 }  # fmt: skip
@@ -64,11 +63,8 @@ class Grid:
     """A row without cells is a line between those above and those below."""
     title: str = ""
     note: str = ""
-    """What the columns mean."""
     text: Collection[str] = ()
-    """The columns that hold no figures."""
     wrap: Collection[str] = ()
-    """The columns that may take several lines."""
     least: int = 0
     """How wide the columns of `wrap` are at least."""
     look: Mapping[str, Any] = field(default_factory=dict)

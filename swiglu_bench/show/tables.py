@@ -164,7 +164,6 @@ def time_tables(records: Sequence[Record], width: int, detail: bool = False) -> 
 
 
 def _noted(rows: Iterable[Record], column: str) -> Iterator[tuple[str, str]]:
-    """What a column says, with the name of the row, where it says anything."""
     return ((getattr(row, column), row.implementation) for row in rows if getattr(row, column))
 
 
@@ -427,7 +426,6 @@ def training_remarks(summaries: Sequence[Record]) -> Iterator[str]:
 
 
 def _rule(rows: Sequence[Record]) -> str:
-    """How the curves were compared."""
     count = rows[0].seeds
     over = "one seed" if count == 1 else f"{count} seeds, ± their spread"
     text = f"final loss: mean over the last fifth of {rows[0].steps} steps, over {over}."

@@ -53,7 +53,6 @@ class WandbRun:
     upload: str = ""
     """The command that uploads an offline run."""
     failed: bool = False
-    """Whether anything could not be logged."""
 
     def __init__(
         self,
