@@ -39,9 +39,9 @@ from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout, read_rows
 from swiglu_bench.show import ranking, tables
-from swiglu_bench.show.csv_file import CHECK_COLUMNS
 from swiglu_bench.show.sections import load, only, sections
 from swiglu_bench.show.table import Grid, across, by, figure_grid
+from swiglu_bench.show.text import CHECK_COLUMNS
 
 if TYPE_CHECKING:
     from swiglu_bench.show.charts import Picture

@@ -15,7 +15,7 @@ from rich.text import Text
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows.finished_run import FinishedRun, case_of, find_runs, load_run
 from swiglu_bench.rows.record import COLUMNS as ROW
-from swiglu_bench.rows.record import FAILED, FIGURES, LAYOUTS, SCHEMA_VERSION, Status, grouped, unique
+from swiglu_bench.rows.record import FAILED, FIGURES, LAYOUTS, SCHEMA_VERSION, Record, Status, grouped, unique
 from swiglu_bench.show import text
 from swiglu_bench.show.ranking import median_ratios, totals, workload_of
 from swiglu_bench.show.table import TABLE, Cell, Grid, by
@@ -119,7 +119,8 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
     figure(run, column, "--sort")
     records = []
     for group in by(run.records, *TABLE):
-        known, unknown = [], []
+        known: list[tuple[float, list[Record]]] = []
+        unknown: list[tuple[float, list[Record]]] = []
         for own in by(group, NAME):
             values = [value for record in own if (value := getattr(record, column)) is not None]
             (known if values else unknown).append((statistics.median(values) if values else 0, own))

@@ -346,7 +346,8 @@ def verify_tables(records: Sequence[Record], width: int, detail: bool = False) -
     Where the width does not suffice for all figures, those that matter least are left out, and the legend says so.
     With `detail` one per token count, too: how the errors of each tensor's elements are distributed.
     """
-    columns, note, fields = VERIFY, VERIFY_NOTE, ("shape", "scope", "dtype")
+    columns, note = VERIFY, VERIFY_NOTE
+    fields: tuple[str, ...] = ("shape", "scope", "dtype")
     fitting = max(1, (width - NAME_WIDTH - VERDICT_WIDTH) // FIGURE_WIDTH)
     if detail:
         columns, note, fields = DETAIL, DETAIL_NOTE, (*fields, "tokens")

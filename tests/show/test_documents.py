@@ -13,8 +13,8 @@ from specimens import a_bare_record, a_split_row
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.show.charts import scaling_points
-from swiglu_bench.show.csv_file import Table
 from swiglu_bench.show.documents import TABLES, fill_blocks, fill_figures, save_scaling
+from swiglu_bench.show.text import Table
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
 TIMED = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
