@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
 """What rows say of the machine, where there is no run.json."""
 BEHIND = "†"
 """Marks runs of other kernels than those of this checkout."""
-DEEP = 0.5
-"""A gain over the baseline of this share has the deepest colour."""
 WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it",
         "experts": "x and its routing to out: sort, products, gate and weighted sum"}  # fmt: skip
 Spec = dict[str, Any]
@@ -55,7 +53,7 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.globals["meaning"] = meaning
+    environment.globals |= {"meaning": meaning, "token_text": token_text}
     numbers, specs = colours(runs), list[Spec]()
     found = [(section, style_of(section, numbers)) for section in by_work(sections(runs))]
     shown = []
@@ -76,7 +74,9 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
         open=OPEN,
         audits=[audit(run) for run in runs if run.audit],
         machines=machines(runs),
-        runs=[{"name": run.label, "commands": run.commands, "settings": _settings(run)} for run in runs],
+        runs=[
+            {"name": run.label, "commands": run.commands, "settings": run.about.get("settings") or {}} for run in runs
+        ],
         made_by=made_by,
         libraries=_libraries(),
         data=_json({"charts": specs, "themes": themes}),
@@ -228,22 +228,7 @@ def _cell(place: Winner, style: Style) -> dict[str, Any]:
     first = sorted(place.first, key=list(style.slots).index)
     level = place.baseline in first
     name = place.baseline if level else first[0]
-    _, low, high = place.ratio
-    about = [", ".join(first)]
-    if not level:
-        about += [f"{place.speedup:.3f} times the speed of {place.baseline} [{1 / high:.3f}, {1 / low:.3f}]"]
-    if place.runner_up:
-        about += [f"next: {place.runner_up}, {place.longer:.1%} longer"]
-    return {
-        "tokens": token_text(place.tokens),
-        "name": name,
-        "ties": len(first) - 1,
-        "speedup": "" if level else f"{place.speedup:.2f}×",
-        "next": f"+{place.longer:.1%}" if place.runner_up else "",
-        "colour": style.colour(name),
-        "depth": 0 if level else round(10 + 40 * min(1.0, (place.speedup - 1) / DEEP)),
-        "about": "; ".join(about),
-    }
+    return {"place": place, "first": first, "level": level, "name": name, "colour": style.colour(name)}
 
 
 def audit(run: FinishedRun) -> dict[str, Any]:
@@ -299,20 +284,6 @@ def _fact(name: str, value: Any) -> tuple[str, str]:
     if name.endswith("_w") and isinstance(value, int | float):
         return name.removesuffix("_w").replace("_", " "), f"{value:g} W"
     return name.replace("_", " "), str(value)
-
-
-def _settings(run: FinishedRun) -> str:
-    settings = run.about.get("settings")
-    return ", ".join(_facts(settings)) if isinstance(settings, dict) else ""
-
-
-def _facts(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting that was given; those of a model as its own."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _facts({own: text for own, text in value.items() if own not in settings})
-        elif value not in ("", None):
-            yield f"{name} {value}"
 
 
 def _json(value: Any) -> str:
