@@ -130,7 +130,7 @@ class FinishedRun:
         return FinishedRun(kept, self.about, self.place)
 
 
-def matching(known: Collection[str], patterns: Iterable[str], complaint: str) -> set[str]:
+def matching(known: Sequence[str], patterns: Iterable[str], complaint: str) -> set[str]:
     """Those of the known names that match any pattern, globs included; raises BadInput for a pattern without any."""
     found: set[str] = set()
     for pattern in patterns:

@@ -222,7 +222,7 @@ def pareto(rows: Rows, style: Style) -> Chart:
     names = unique(row.implementation for row in usable)
     dots = _chart(points).mark_point(filled=True, size=90, opacity=1)
     dots = dots.encode(x=x, y=y, tooltip=_tooltips(points), **style.channels(names))
-    chart = alt.layer(_dashed(front).encode(x=x, y=y, order="mib:Q"), dots).properties(width=WIDTH, height=HEIGHT)
+    chart = _layers(_dashed(front).encode(x=x, y=y, order="mib:Q"), dots).properties(width=WIDTH, height=HEIGHT)
     what = "dashed: no other is both faster and smaller, by the medians"
     return _titled(chart, "What does speed cost in memory?", usable, what)
 
@@ -245,7 +245,7 @@ def memory(rows: Rows, style: Style) -> Chart:
     peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, color=colour)
     saved = base.mark_bar(height=16).encode(x="saved:Q", color=colour)
     tick = base.mark_tick(thickness=2, height=20, color=GREY).encode(x="predicted_peak:Q")
-    chart = alt.layer(peak, saved, tick).properties(width=WIDTH, height=ROW_HEIGHT * len(names))
+    chart = _layers(peak, saved, tick).properties(width=WIDTH, height=ROW_HEIGHT * len(names))
     what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
     return _titled(chart, "How much memory does a step need?", usable, what)
 
@@ -279,7 +279,7 @@ def _over_tokens(
     line["color"].legend = alt.Legend(symbolStrokeWidth=0)  # the form of the points, without dashes around it
     whiskers = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5)
     marks = base.mark_point(filled=True, size=55)
-    return alt.layer(
+    return _layers(
         _dashed(compared).encode(x=x, y=y),
         base.mark_line(strokeWidth=2).encode(x=x, y=y, opacity=faded, **line).add_params(near),
         whiskers.encode(x=x, y=alt.Y("low:Q", **axis), y2="high:Q", opacity=faded, color=line["color"]),
@@ -296,7 +296,7 @@ def _dots(
     look["shape"] = alt.Shape("form:N", scale=None)
     level = alt.Chart(alt.InlineData(values=[{"value": value} for value in levels]))
     whiskers = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2)
-    return alt.layer(
+    return _layers(
         level.mark_rule(strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
         whiskers.encode(x=alt.X("low:Q", **axis), x2="high:Q", color=look["color"]),
         base.mark_point(filled=True, size=70, opacity=0.9).encode(x=x, tooltip=_tooltips(points), **look),
@@ -312,6 +312,10 @@ def _axis(title: str, text: str, log: bool = False) -> dict[str, Any]:
 def _rows(style: Style, names: Sequence[str]) -> alt.Y:
     labels = [style.label(name) for name in names]
     return alt.Y("name:N", title=None, sort=labels, axis=alt.Axis(grid=True, ticks=False, domain=False))
+
+
+def _layers(*parts: alt.Chart) -> Chart:
+    return alt.LayerChart(layer=list(parts))
 
 
 def _chart(points: Sequence[Point]) -> alt.Chart:
@@ -370,12 +374,8 @@ def _titled(chart: Chart, question: str, rows: Rows, what: str, whole_section: b
     return chart.properties(title=alt.TitleParams(text=question, subtitle=lines), usermeta={"about": what})
 
 
-EACH: dict[str, Callable[[Any], str]] = {
-    "shape": str, "dtype": str, "tokens": lambda count: f"{token_text(count)} tokens",
-}  # fmt: skip
-"""What charts of one question may differ in, and what tells them apart."""
 Question = tuple[Callable[[Rows, Style], Chart], tuple[str, ...]]
-"""What draws the chart, and the columns of EACH whose values have a chart each."""
+"""What draws the chart, and the columns whose values have a chart each."""
 ERROR: dict[str, Question] = {"error": (error, ("dtype",))}
 QUESTIONS: dict[str, dict[str, Question]] = {
     "time": {
@@ -408,7 +408,9 @@ def _parts(rows: Rows, each: tuple[str, ...]) -> Iterator[tuple[str, Rows]]:
     several = [column for column in each if len({getattr(row, column) for row in rows}) > 1]
     parts = grouped(rows, lambda row: tuple(getattr(row, column) for column in each)).values()
     for part in sorted(parts, key=lambda part: -part[0].tokens if "tokens" in each else 0):
-        yield ", ".join(EACH[column](getattr(part[0], column)) for column in several), part
+        own = {column: str(getattr(part[0], column)) for column in several}
+        own |= {"tokens": f"{token_text(part[0].tokens)} tokens"} if "tokens" in own else {}
+        yield ", ".join(own.values()), part
 
 
 def pictures(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Picture | str]]:
@@ -504,7 +506,7 @@ def over_steps(losses: Losses, names: Sequence[str], style: Style) -> Chart:
     means = [point for name in names for point in _means(name, list(losses[name].values()))]
     seeds = _lines(each, names, style, "loss", strokeWidth=1, opacity=0.6)
     layers = (seeds.encode(detail="seed:N"), _lines(means, names, style, "loss", strokeWidth=1.5))
-    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+    return _layers(*layers).properties(width=WIDTH, height=HEIGHT)
 
 
 def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Collection[str] = ()) -> Chart:
@@ -518,7 +520,7 @@ def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Col
         ]
         points += _means(name, pairs)
     lines = _lines(points, names, style, "loss - eager's", strokeWidth=1.2)
-    return alt.layer(lines).properties(width=WIDTH, height=HEIGHT // 2)
+    return _layers(lines).properties(width=WIDTH, height=HEIGHT // 2)
 
 
 def _lines(points: list[Point], names: Sequence[str], style: Style, title: str, **mark: Any) -> alt.Chart:
@@ -580,7 +582,7 @@ def scaling(points: Sequence[Point], known: Sequence[str]) -> alt.VConcatChart:
         lines, marks = base.mark_line(strokeWidth=1.6).encode(strokeDash=dashes), base.mark_point(filled=True, size=34)
         dotted = _chart(ideal).mark_line(strokeWidth=1, strokeDash=[1, 3], color=GREY)
         head = alt.TitleParams(title, fontSize=12, fontWeight="normal", frame="group")
-        return alt.layer(dotted.encode(x=over, y=y), lines, marks).properties(width=300, height=190, title=head)
+        return _layers(dotted.encode(x=over, y=y), lines, marks).properties(width=300, height=190, title=head)
 
     bands = []
     cases = grouped(points, lambda point: (point["shape"], point["mode"], point["dtype"], point["tokens"]))
@@ -606,6 +608,6 @@ def pairs(data: Sequence[Point], floor: float, subtitle: str) -> Chart:
     dots = _chart(data).mark_circle(size=22, opacity=1).encode(x=place, y="ratio:Q", color=colour)
     lines = _chart([{"y": floor}, {"y": -floor}]).mark_rule(strokeDash=[5, 3]).encode(y="y:Q")
     zero = _chart([{"y": 0}]).mark_rule().encode(y="y:Q")
-    chart = alt.layer(zero, lines, bars.encode(x=place, y=axis, y2="ratio_high:Q", color=colour), dots)
+    chart = _layers(zero, lines, bars.encode(x=place, y=axis, y2="ratio_high:Q", color=colour), dots)
     title = alt.Title("What does the same call differ by from itself?", subtitle=[subtitle])
     return chart.properties(width=WIDTH, height=HEIGHT * 3 // 4, title=title)

@@ -235,7 +235,9 @@ def audit(run: FinishedRun) -> dict[str, Any]:
     """The contract matrix of each scope, and the reasons of all verdicts."""
     counts = Counter(cell.verdict for cell in run.audit)
     checks = unique(cell.check for cell in run.audit)
-    reasons = [[Text(verdict, SYMBOLS[verdict][1]), *others] for verdict, *others in contract_reasons(run.audit)]
+    reasons: list[list[Cell]] = [
+        [Text(verdict, SYMBOLS[verdict][1]), *others] for verdict, *others in contract_reasons(run.audit)
+    ]
     return {
         "run": run.label,
         "matrices": list(contract_grids(run.audit, dict(zip(checks, checks, strict=True)))),
