@@ -273,8 +273,7 @@ def _over_tokens(
         axis=alt.Axis(values=counts, labelExpr=TOKENS, labelOverlap="greedy", labelSeparation=3),
     )  # fmt: skip
     y, compared = alt.Y("value:Q", **axis), [{"tokens": count, "value": level} for count, level in levels.items()]
-    near = alt.selection_point(fields=["name"], bind="legend", name="near")
-    faded = alt.condition(near, alt.value(1), alt.value(0.15))
+    near, faded = _by_legend()
     base, line = _chart(points), style.channels(names, lines=True)
     line["color"].legend = alt.Legend(symbolStrokeWidth=0)  # the form of the points, without dashes around it
     whiskers = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5)
@@ -312,6 +311,12 @@ def _axis(title: str, text: str, log: bool = False) -> dict[str, Any]:
 def _rows(style: Style, names: Sequence[str]) -> alt.Y:
     labels = [style.label(name) for name in names]
     return alt.Y("name:N", title=None, sort=labels, axis=alt.Axis(grid=True, ticks=False, domain=False))
+
+
+def _by_legend() -> tuple[Any, Any]:
+    """A choice of names by clicks on the legend, and the opacity that fades the others."""
+    near = alt.selection_point(fields=["name"], bind="legend", name="near")
+    return near, alt.condition(near, alt.value(1), alt.value(0.15))
 
 
 def _layers(*parts: alt.Chart) -> Chart:
@@ -471,6 +476,8 @@ def training_charts(run: FinishedRun, style: Style) -> Iterator[tuple[str, Chart
 
 
 def _explained(chart: Chart, about: str) -> Chart:
+    near, faded = _by_legend()
+    chart.layer[-1] = chart.layer[-1].encode(opacity=faded).add_params(near)
     return chart.properties(usermeta={"about": about})
 
 
