@@ -101,7 +101,7 @@ results: $(VENV)/.installed-bench ## Measure again what the documents quote: mak
 readme: $(VENV)/.installed-bench ## Make the tables of the documents again from results/
 	$(BIN)/python -m swiglu_bench.show.documents tables README.md docs/*.md results/README.md
 
-figures: $(VENV)/.installed-report ## Make the figures and sentences of the documents again from results/
+figures: $(VENV)/.installed-report ## Make the figures of the documents again from results/
 	$(BIN)/python -m swiglu_bench.show.documents figures README.md docs/*.md
 
 clean: ## Remove caches and build products

@@ -25,8 +25,7 @@ from swiglu_bench.show import Writer
 from swiglu_bench.show.console import ConsoleWriter, Screen, Tables
 from swiglu_bench.show.ranking import totals, write_totals
 from swiglu_bench.show.table import nothing_done
-from swiglu_bench.show.tables import memory_tables, verify_detail_tables, verify_tables, workload_tables
-from swiglu_bench.show.times import time_tables
+from swiglu_bench.show.tables import memory_tables, time_tables, verify_tables, workload_tables
 from swiglu_bench.worker import places as where
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.child import DoesNotEnd
@@ -269,5 +268,5 @@ def _show_workload(request: Request, into: Opened, found: Sequence[Record], cons
 def _tables(settings: Settings) -> Tables:
     """The tables at the end of a command."""
     if settings.task is Task.VERIFY:
-        return verify_detail_tables if settings.detail else verify_tables
+        return partial(verify_tables, detail=settings.detail)
     return memory_tables if settings.task is Task.MEMORY else partial(time_tables, detail=settings.detail)

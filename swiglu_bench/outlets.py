@@ -17,8 +17,8 @@ from swiglu_bench.options import WandbOptions
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Record
 from swiglu_bench.show.console import Screen
-from swiglu_bench.show.csv_file import CsvFile
 from swiglu_bench.show.table import nothing_done
+from swiglu_bench.show.text import CsvFile
 from swiglu_bench.show.wandb_run import WandbRun
 
 

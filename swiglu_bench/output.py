@@ -19,7 +19,7 @@ from swiglu_bench.options import AuditOptions, SweepOptions, WandbOptions, given
 from swiglu_bench.request import Request, Say, split
 from swiglu_bench.rows import run_folder
 from swiglu_bench.show import Writer
-from swiglu_bench.show.csv_file import CsvFile
+from swiglu_bench.show.text import CsvFile
 
 if TYPE_CHECKING:
     from swiglu_bench.show.wandb_run import WandbRun

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import RenderableType
@@ -101,36 +101,37 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
     if shapes:
         yield from _sizes(told)
         if detail:
-            sources = table("Sources", "name", "source")
-            sources.columns[0].no_wrap = True
-            for entry in (*told["shapes"], *told["sweeps"]):
-                sources.add_row(Text(entry["name"], "bold"), entry["source"])
-            yield sources
+            sources = [(entry["name"], entry["source"]) for entry in (*told["shapes"], *told["sweeps"])]
+            yield _filled("Sources", ("name", "source"), sources)
         else:
             yield Text("--detail: where each is from.", "dim")
     if machine:
-        found = table("Machine", "what", "value")
-        for name, value in told["machine"].items():
-            fact = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else "-" if value in (None, "") else str(value)
-            found.add_row(name.replace("_", " "), fact)
-        yield found
+        facts = (
+            (name.replace("_", " "), f"{value / 2**30:.1f} GiB" if name == "memory_bytes"
+             else "-" if value in (None, "") else str(value)) for name, value in told["machine"].items()
+        )  # fmt: skip
+        yield _filled("Machine", ("what", "value"), facts)
+
+
+def _filled(title: str, heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """A table whose first column, of names, is never wrapped."""
+    found = table(title, *heads)
+    found.columns[0].no_wrap = True
+    for name, *cells in rows:
+        found.add_row(Text(str(name), "bold"), *cells)
+    return found
 
 
 def _sizes(told: Mapping[str, Any]) -> Iterator[Table]:
     """A line for each shape, also at 80 columns, and what the sweeps are made of."""
     for kind, columns in COLUMNS.items():
-        found = table(kind.title(), "name", *columns)
-        found.columns[0].no_wrap = True
-        separator = "," if kind == "shapes" else ", "
+        separator, rows = "," if kind == "shapes" else ", ", []
         for entry in told[kind]:
-            shown = {
-                **entry,
-                "tokens": separator.join(map(token_text, entry["tokens"] or ())) or "the shapes' own",
-                "experts": f"{entry['experts']}, top {entry['top_k']}" if entry.get("experts") else "",
-                "shapes": ", ".join(entry.get("shapes", ())),
-            }
-            found.add_row(Text(entry["name"], "bold"), *(str(shown[column]) for column in columns))
-        yield found
+            counts = separator.join(map(token_text, entry["tokens"] or ())) or "the shapes' own"
+            experts = f"{entry['experts']}, top {entry['top_k']}" if entry.get("experts") else ""
+            shown = {**entry, "tokens": counts, "experts": experts, "shapes": ", ".join(entry.get("shapes", ()))}
+            rows.append((entry["name"], *(str(shown[column]) for column in columns)))
+        yield _filled(kind.title(), ("name", *columns), rows)
 
 
 def in_brief(description: str) -> str:
@@ -142,19 +143,15 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """A line for each implementation that can run here, and one per reason for those that cannot."""
     from swiglu_bench.show.table import by_reason
 
-    found = table("Implementations", "name", "scopes", "what it is")
-    found.columns[0].no_wrap = True
-    found.columns[1].max_width = 10  # many scopes take another line, so that descriptions have room
     here = [entry for entry in known if entry["unavailable"] is None]
-    for entry in here:
-        what = Text(in_brief(entry["description"]), no_wrap=True, overflow="ellipsis")
-        found.add_row(Text(entry["name"], "bold"), _scopes(entry), what)
+    brief = (Text(in_brief(entry["description"]), no_wrap=True, overflow="ellipsis") for entry in here)
+    rows = [(entry["name"], _scopes(entry), what) for entry, what in zip(here, brief, strict=True)]
+    found = _filled("Implementations", ("name", "scopes", "what it is"), rows)
+    found.columns[1].max_width = 10  # many scopes take another line, so that descriptions have room
     yield found
     yield from _marks(here)
-    for line in by_reason(
-        "not here", ((entry["unavailable"], entry["name"]) for entry in known if entry["unavailable"])
-    ):
-        yield Text(line, "yellow")
+    absent = ((entry["unavailable"], entry["name"]) for entry in known if entry["unavailable"])
+    yield from (Text(line, "yellow") for line in by_reason("not here", absent))
     yield Text(
         "--detail: gradients, weights and every description; --shapes: sizes by name; --machine: this one.", "dim"
     )
@@ -164,15 +161,14 @@ def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """All facts of each implementation, and the reasons against those that cannot run here."""
     from swiglu_bench.show.table import Notes
 
-    found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
-    found.columns[0].no_wrap = found.columns[4].no_wrap = True
+    notes, rows = Notes(), []
     for entry in known:
         reason = entry["unavailable"]
         here = Text("yes", "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
         trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[entry["trains"]]
-        found.add_row(
-            Text(entry["name"], "bold"), _scopes(entry), trains, entry["weight_layout"], here, entry["description"]
-        )
+        rows.append((entry["name"], _scopes(entry), trains, entry["weight_layout"], here, entry["description"]))
+    found = _filled("Implementations", ("name", "scopes", "gradients", "weights", "here", "what it is"), rows)
+    found.columns[4].no_wrap = True
     yield found
     yield from _marks(known)
     yield from notes.lines()

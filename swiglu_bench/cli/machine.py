@@ -149,7 +149,6 @@ def noise(
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.output import default_folder
-    from swiglu_bench.show import csv_file
     from swiglu_bench.show.console import Bar
     from swiglu_bench.tasks import noise as measuring
     from swiglu_bench.worker.competitor import competitors
@@ -167,7 +166,7 @@ def noise(
     found: list[Pair] = []
     with held(chosen, wait), tempfile.TemporaryDirectory(prefix="swiglu-bench-") as logs, ExitStack() as stack:
         run_folder.create_folder(path.parent)
-        file = csv_file.Table(path, NOISE_COLUMNS)
+        file = text.Table(path, NOISE_COLUMNS)
         others = stack.enter_context(competitors(chosen)) if under_load else 0
         beside = f" beside {others} programs that compete with them" if others else ""
         say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")

@@ -255,8 +255,8 @@ class TrainingRun:
     def _show(self) -> bool:
         """Print the tables, and write the rows and the curves; whether nothing that was asked for was trained."""
         from swiglu_bench.rows.finished_run import as_of_all_runs
-        from swiglu_bench.show.csv_file import CsvFile
         from swiglu_bench.show.tables import training_tables
+        from swiglu_bench.show.text import CsvFile
 
         outlets, asked = self.outlets, request.asked(self.options.impl, self._chosen)
         for table in training_tables(self.rows):
@@ -291,8 +291,7 @@ def _draw(folder: Path, task: str, trainees: Sequence[Trainee], rows: Sequence[R
     frozen = [row.implementation for row in rows if row.frozen]
 
     def make() -> Any:
-        from swiglu_bench.show.charts import curves
-        from swiglu_bench.show.drawing import Style, slots
+        from swiglu_bench.show.charts import Style, curves, slots
 
         if not losses:
             raise NoPicture("nothing was trained to the end")

@@ -62,27 +62,6 @@ def as_of_all_runs(row: Record) -> Record:
 
 
 @dataclass(frozen=True)
-class FinishedTraining:
-    """A training run that has ended, read from its folder."""
-
-    path: Path
-    summaries: list[Record]
-    losses: Losses
-    """Of everything trained to the end, including what is not shown: differences are taken from eager's losses."""
-    about: dict[str, Any]
-    """run.json; empty where there is none."""
-
-    @property
-    def names(self) -> list[str]:
-        """Implementations, in the order of the tables."""
-        return [row.implementation for row in self.summaries]
-
-    def keep(self, names: Collection[str]) -> FinishedTraining:
-        """Keep the summaries of these implementations."""
-        return dataclasses.replace(self, summaries=[row for row in self.summaries if row.implementation in names])
-
-
-@dataclass(frozen=True)
 class FinishedRun:
     """The rows of one command, in the order in which they were made, and what they were made with."""
 
@@ -93,8 +72,8 @@ class FinishedRun:
     """Where it was read from or written to; None: nowhere."""
     audit: Sequence[Record] = ()
     """The contract matrix beside the rows."""
-    training: FinishedTraining | None = None
-    """What `train` wrote; the rows are its summaries."""
+    losses: Losses | None = None
+    """Of a training, everything trained to the end, also what is not shown: differences are from eager's losses."""
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -126,6 +105,16 @@ class FinishedRun:
         """The exact commands that made the rows, oldest first."""
         return unique(filter(None, (*(row.command for row in self.records), str(self.about.get("command", "")))))
 
+    def keep(self, names: Collection[str]) -> FinishedRun:
+        """The rows of these implementations."""
+        kept = ([row for row in rows if row.implementation in names] for rows in (self.records, self.audit))
+        return dataclasses.replace(self, records=next(kept), audit=next(kept))
+
+    @property
+    def summaries(self) -> list[Record]:
+        """The rows as their own command wrote them; of a training, its summary."""
+        return [record.own for record in self.records]
+
     def only(self, **wanted: Sequence[str]) -> FinishedRun:
         """The rows whose columns match one of the values given for each, globs included; an empty list is no filter.
 
@@ -133,15 +122,23 @@ class FinishedRun:
         """
         kept = list(self.records)
         for column, patterns in wanted.items():
-            known = list(dict.fromkeys(str(getattr(record, column)) for record in self.records))
-            for pattern in patterns:
-                if not fnmatch.filter(known, pattern):
-                    raise BadInput(f"{self.name} has no {column} {pattern!r}; {did_you_mean(pattern, known)}")
-            if patterns:
-                kept = [r for r in kept if any(fnmatch.fnmatch(str(getattr(r, column)), p) for p in patterns)]
+            known = unique(str(getattr(record, column)) for record in self.records)
+            names = matching(known, patterns, f"{self.name} has no {column} {{!r}}")
+            kept = [record for record in kept if not patterns or str(getattr(record, column)) in names]
         if self.records and not kept:
             raise BadInput(f"{self.name} has no row that matches all filters; leave one of them out.")
         return FinishedRun(kept, self.about, self.place)
+
+
+def matching(known: Sequence[str], patterns: Iterable[str], complaint: str) -> set[str]:
+    """Those of the known names that match any pattern, globs included; raises BadInput for a pattern without any."""
+    found: set[str] = set()
+    for pattern in patterns:
+        names = fnmatch.filter(known, pattern)
+        if not names:
+            raise BadInput(f"{complaint.format(pattern)}; {did_you_mean(pattern, known)}")
+        found.update(names)
+    return found
 
 
 class Collected:
@@ -180,9 +177,7 @@ def load_run(path: Path, beside: bool = True) -> FinishedRun:
 def read_run(path: Path, beside: bool) -> FinishedRun:
     """Read a run of any command; it may have no rows."""
     if trained := training_folder(path):
-        training = load_training(trained)
-        rows = list(map(as_of_all_runs, training.summaries))
-        return FinishedRun(rows, training.about, trained, training=training)
+        return _training(trained)
     folder = path.parent if path.name in (SPLIT, SPLIT_SAMPLES) and path.is_file() else path
     split = (folder / SPLIT).is_file()
     file = folder / SPLIT if split else records_file(path)
@@ -201,15 +196,14 @@ def training_folder(path: Path) -> Path | None:
     return folder if (folder / STEPS).is_file() else None
 
 
-def load_training(folder: Path) -> FinishedTraining:
-    """Read a training run's folder; raises BadInput for one that has not ended or that this version cannot read."""
+def _training(folder: Path) -> FinishedRun:
     if not (folder / SUMMARY).exists():
         raise BadInput(f"{folder} is a training run that has not ended: it has no {SUMMARY}; leave it out.")
-    summaries = read_layout(folder / SUMMARY, "training")
+    rows = list(map(as_of_all_runs, read_layout(folder / SUMMARY, "training")))
     losses: dict[str, dict[int, Sequence[float]]] = {}
     for row in seeds_of(folder):
         losses.setdefault(row.implementation, {})[row.seed] = row.series["loss"]
-    return FinishedTraining(folder, summaries, losses, read_about(folder))
+    return FinishedRun(rows, read_about(folder), folder, losses=losses)
 
 
 def seeds_of(folder: Path) -> list[Record]:
@@ -245,11 +239,12 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({(case_of(record), record.implementation): record for record in records}.values())
 
 
+CASE = ("shape", "hidden", "intermediate", "scope", "mode", "dtype", "tokens")
+
+
 def case_of(record: Record) -> tuple[Any, ...]:
     """What two rows have to agree in to be of the same work; the seed changes the numbers and not the work."""
-    return (
-        record.shape, record.hidden, record.intermediate, record.scope, record.mode, record.dtype, record.tokens,
-    )  # fmt: skip
+    return tuple(getattr(record, name) for name in CASE)
 
 
 def case_label(case: tuple[Any, ...]) -> str:
@@ -264,7 +259,6 @@ def table_label(case: tuple[Any, ...]) -> str:
 
 
 def _check(row: dict[str, str]) -> TensorCheck:
-    """A line of checks.csv."""
     own = {name: value for name, value in row.items() if name not in LAYOUTS["run"].key and name != "worst_index"}
     place = row.get("worst_index", "").strip("()").split(",")
     check = csv_table.typed(TensorCheck, own)
@@ -276,11 +270,10 @@ def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Inte
 
     Rows of two GPUs have none, whatever else they share.
     """
-    if record.gpu_uuid != other.gpu_uuid or record.run_id != other.run_id:
-        return None
-    if not record.samples_ms or len(record.samples_ms) != len(other.samples_ms):
-        return None
-    return ratio_interval(record.samples_ms, other.samples_ms, confidence)
+    same = (record.gpu_uuid, record.run_id, len(record.samples_ms)) == (
+        other.gpu_uuid, other.run_id, len(other.samples_ms)
+    )  # fmt: skip
+    return ratio_interval(record.samples_ms, other.samples_ms, confidence) if same and record.samples_ms else None
 
 
 def kept_ratio(record: Record, baseline: Record | None, confidence: float) -> Interval | None:
@@ -297,7 +290,7 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     timed row has.
     """
     timed = {(row.run_id, case_of(row), row.implementation): row for row in run.records if row.samples_ms}
-    names = list(dict.fromkeys(name for *_, name in timed))
+    names = unique(name for *_, name in timed)
     if not names:
         raise BadInput(f"--baseline: {run.name} has no rounds to compute other ratios from; leave the option out.")
     if baseline not in names:
@@ -307,16 +300,12 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
         bare = dataclasses.replace(
             record, baseline=baseline, ratio=None, ratio_low=None, ratio_high=None, verdict="", kind="run", source=None
         )
-        other = timed.get((record.run_id, case_of(record), baseline))
-        if other is None:
-            return bare
-        bare.comparable = record.mode == Mode.FORWARD or record.gradients == other.gradients
-        found = ratio(record, other) if bare.comparable else None
-        if found is None:
-            return bare
-        judged = record.noise is not None and record is not other
-        bare.verdict = verdict(found, record.noise or 0.0).value if judged else ""
-        bare.ratio, bare.ratio_low, bare.ratio_high = found.median, found.low, found.high
+        if other := timed.get((record.run_id, case_of(record), baseline)):
+            bare.comparable = record.mode == Mode.FORWARD or record.gradients == other.gradients
+            if bare.comparable and (found := ratio(record, other)):
+                bare.ratio, bare.ratio_low, bare.ratio_high = found.median, found.low, found.high
+                judged = record.noise is not None and record is not other
+                bare.verdict = verdict(found, record.noise or 0.0).value if judged else ""
         return bare
 
     return FinishedRun([relative(record) for record in run.records], run.about, run.place)

@@ -1,46 +1,151 @@
-"""What a report asks of each kind of section, and the charts that answer, for the page and as picture files.
+"""The charts of a report, for the page and as picture files: what each one asks, and how it is drawn.
 
 A chart is made of the rows of one section, as records.csv has them; of one shape where it has token counts on an axis.
-A chart's title is its question. Where the rows cannot answer it, NoChart says why.
+Its title is its question. Where the rows cannot answer it, NoChart says why.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
-from swiglu_bench.rows.figures import MIB, token_text
-from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, FinishedTraining, Losses
+from swiglu_bench.rows.figures import MIB, mebibytes, milliseconds, token_text, tokens_text
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, Losses
 from swiglu_bench.rows.record import BASELINE, Record, Status, grouped, unique
-from swiglu_bench.show import drawing, ranking
-from swiglu_bench.show.drawing import NoChart, Point, Style, linear_range, log_range, points_of, timed, titled
+from swiglu_bench.show import ranking
 from swiglu_bench.show.sections import Section, sections
 
 Rows = Sequence[Record]
+Chart = alt.LayerChart
 Picture = alt.LayerChart | alt.VConcatChart
+Point = dict[str, Any]
+"""`name` (as the legend has it), `tokens`, `value`, and where there is an interval `low` and `high`; TIPS' texts."""
+Value = Callable[[Any], Any]
+
+PALETTE = (
+    "#7d8590", "#a8754a", "#3f86e0", "#159a94", "#dd7a1c", "#b58d14", "#8b9720", "#dc4453", "#9268da", "#d957a6",
+    "#2f9e5b", "#5f70dc", "#5d8ba3", "#b24ec6", "#d9705f", "#1b98c2", "#639c1e", "#c2566f", "#a47bb0", "#a9822f",
+)  # fmt: skip
+"""Told apart on white and on black, at about 3:1 or more against both."""
+FORMS = ("circle", "square", "diamond", "triangle-up")
+DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3))
+PER_FORM = 10
+"""After so many colours, points have the next form and lines the next dashes: later hues are like earlier ones."""
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
+WIDTH, HEIGHT, ROW_HEIGHT = 640, 340, 24
+GREY = "#8a8f98"
 WIDE = 12
 """A linear axis that ends at more than so many times its beginning hides the small values."""
+TIPS = {
+    "name": "implementation", "case": "case", "time": "time", "compared": "time ÷ baseline's", "verdict": "verdict",
+    "limit": "of the limit", "memory": "memory", "precision": "error",
+}  # fmt: skip
 TIMES, SIZES, PLAIN = "format(datum.value, '~g') + '×'", "format(datum.value, ',~f')", "format(datum.value, '~g')"
+TOKENS = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : datum.value"
 
 
-def time(rows: Rows, style: Style) -> alt.LayerChart:
+class NoChart(Exception):
+    """The rows cannot answer the question; the message says why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How implementations appear, the same in every chart of a report."""
+
+    slots: Mapping[str, int]
+    """Implementation -> number of its colour, from 0."""
+    lesser: frozenset[str] = frozenset()
+    """Those that do less than the baseline, and are not ranked."""
+
+    def colour(self, name: str) -> str:
+        """The colour of an implementation, as #rrggbb."""
+        return PALETTE[self.slots[name] % len(PALETTE)]
+
+    def shape(self, name: str) -> str:
+        """The form of an implementation's points."""
+        return FORMS[self.slots[name] // PER_FORM % len(FORMS)]
+
+    def dash(self, name: str) -> tuple[int, ...]:
+        """The dash pattern of an implementation's lines; of eager with another summation order, dots."""
+        return (2, 2) if name == PERMUTED else DASHES[self.slots[name] // PER_FORM % len(DASHES)]
+
+    def label(self, name: str) -> str:
+        """The name, with a star where it is not ranked."""
+        return f"{name} *" if name in self.lesser else name
+
+    def channels(self, names: Iterable[str], lines: bool = False, legend: bool = True) -> dict[str, Any]:
+        """Colour and form of points, or dashes of lines, by `name`, which share one legend."""
+        names = list(names)
+        labels, shown = [self.label(name) for name in names], {} if legend else {"legend": None}
+        parts: list[tuple[Any, str, list[Any]]] = [(alt.Color, "color", [self.colour(name) for name in names])]
+        if lines:
+            parts += [(alt.StrokeDash, "strokeDash", [list(self.dash(name)) for name in names])]
+        else:
+            parts += [(alt.Shape, "shape", [self.shape(name) for name in names])]
+        return {
+            channel: kind("name:N", title=None, scale=alt.Scale(domain=labels, range=values), **shown)
+            for kind, channel, values in parts
+        }
+
+
+def slots(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
+    """A colour number per name: a known one always has its own, the others get the first that are free."""
+    names = unique(names)
+    fixed = {name: known.index(name) for name in names if name in known}
+    free = (number for number in range(len(names) + len(known)) if number not in fixed.values())
+    return fixed | {name: next(free) for name in names if name not in fixed}
+
+
+def colours(runs: Sequence[FinishedRun]) -> dict[str, int]:
+    """The number of each implementation's colour: one in all sections."""
+    from swiglu_bench.contenders import CATALOGUE
+
+    names = [name for run in runs for name in run.implementations]
+    return slots(names, [implementation.name for implementation in CATALOGUE])
+
+
+def style_of(section: Section, numbers: Mapping[str, int]) -> Style:
+    """How a section is drawn."""
+    return Style(numbers, frozenset(row.implementation for row in section.ok if not row.comparable))
+
+
+def theme(dark: bool, background: str | None = None) -> dict[str, Any]:
+    """Vega-Lite's config. A background of None leaves the page's own."""
+    text, faint, grid = ("#e6e8eb", "#a4abb5", "#33383f") if dark else ("#1c2026", "#5b636e", "#e3e6ea")
+    return {
+        "background": background or "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "title": {
+            "anchor": "start", "fontSize": 16, "fontWeight": 600, "color": text, "offset": 14,
+            "subtitleColor": faint, "subtitleFontSize": 12, "subtitlePadding": 5,
+        },
+        "axis": {
+            "labelColor": faint, "titleColor": faint, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 400,
+            "gridColor": grid, "domainColor": faint, "tickColor": faint, "titlePadding": 8, "labelLimit": 400,
+        },
+        "legend": {"labelColor": text, "symbolOpacity": 1, "labelFontSize": 12, "labelLimit": 400, "symbolSize": 80},
+        "rule": {"color": faint},
+    }  # fmt: skip
+
+
+def time(rows: Rows, style: Style) -> Chart:
     """Time of a call over token counts, with the limit."""
     usable = sorted(timed(rows), key=lambda row: row.time_ms or 0.0)
     scale, unit = (1, "ms") if (usable[-1].time_ms or 0.0) >= 1 else (1000, "µs")
-    points = points_of(usable, lambda row: row.time_ms * scale)
     limits = {row.tokens: row.limit_ms * scale for row in usable if row.limit_ms is not None}
-    extent = log_range([*(point["value"] for point in points), *limits.values()])
-    title = f"time of a call ({unit}), log scale"
-    chart = drawing.over_tokens(points, style, extent, title, PLAIN, limits, "limit")
-    return titled(chart, "How long does a call take?", rows, style, "dashed: limit" if limits else "")
+    axis = _axis(f"time of a call ({unit}), log scale", PLAIN, log=True)
+    chart = _over_tokens(usable, style, axis, lambda row: row.time_ms * scale, limits)
+    return _titled(chart, "How long does a call take?", rows, "dashed: limit" if limits else "")
 
 
-def speedup(rows: Rows, style: Style) -> alt.LayerChart:
+def speedup(rows: Rows, style: Style) -> Chart:
     """The baseline's time over each one's, with the 95% interval; the baseline is the line at 1."""
     usable = [row for row in ranking.with_intervals(rows) if row.implementation != row.baseline]
     if not usable:
@@ -48,54 +153,53 @@ def speedup(rows: Rows, style: Style) -> alt.LayerChart:
         why = f"only the baseline {named[0]} has a ratio" if named else "no baseline was timed in the same rounds"
         raise NoChart(f"There is no speed-up to draw: {why}.")
     baseline = usable[0].baseline
-    points = points_of(
-        usable, lambda row: 1 / row.ratio, lambda row: 1 / row.ratio_high, lambda row: 1 / row.ratio_low
+    log = max(row.ratio or 1.0 for row in usable) / min(row.ratio or 1.0 for row in usable) > WIDE
+    chart = _over_tokens(
+        usable, style, _axis(f"{baseline}'s time ÷ time", TIMES, log), lambda row: 1 / row.ratio,
+        dict.fromkeys((row.tokens for row in usable), 1.0), lambda row: (1 / row.ratio_high, 1 / row.ratio_low),
     )  # fmt: skip
-    ends = [point[key] for point in points for key in ("value", "low", "high")]
-    extent = linear_range(ends, 1.0) if max(ends) / min(ends) < WIDE else log_range([*ends, 1.0])
-    level = {point["tokens"]: 1.0 for point in points}
-    chart = drawing.over_tokens(points, style, extent, f"{baseline}'s time ÷ time", TIMES, level, baseline)
-    return titled(chart, f"How much faster than {baseline}?", usable, style, f"bars: 95% intervals; dashed: {baseline}")
+    return _titled(chart, f"How much faster than {baseline}?", usable, f"bars: 95% intervals; dashed: {baseline}")
 
 
-def limit(rows: Rows, style: Style) -> alt.LayerChart:
+def limit(rows: Rows, style: Style) -> Chart:
     """The limit's time over each one's, in percent."""
     usable = [row for row in timed(rows) if row.limit_pct is not None]
     if not usable:
         raise NoChart("No limit was measured for these rows, so there is no share of it to draw.")
     usable.sort(key=lambda row: -(row.limit_pct or 0.0))
-    points = points_of(usable, lambda row: row.limit_pct)
-    extent = linear_range([point["value"] for point in points], 100.0)
-    title, level = "limit's time ÷ time (%)", {point["tokens"]: 100.0 for point in points}
-    chart = drawing.over_tokens(points, style, extent, title, "datum.value + '%'", level, "limit")
+    axis, level = _axis("limit's time ÷ time (%)", "datum.value + '%'"), {row.tokens: 100.0 for row in usable}
+    chart = _over_tokens(usable, style, axis, lambda row: row.limit_pct, level)
     what = "dashed: limit, the case's bare matrix products in the same rounds or its bytes at copy bandwidth"
-    return titled(chart, "How near to this machine's limit?", usable, style, what)
+    return _titled(chart, "How near to this machine's limit?", usable, what)
 
 
-def error(rows: Rows, style: Style) -> alt.LayerChart:
+def error(rows: Rows, style: Style) -> Chart:
     """Error of the worst tensor over eager's error for it, every case a point."""
     checked = [row for row in rows if row.status in {Status.OK, Status.INCORRECT} and (row.eager_error or 0.0) > 0]
-    usable = [row for row in checked if row.error is not None and row.error < float("inf")]
+    usable = [row for row in checked if row.error is not None and row.error < math.inf]
     if not usable:
         raise NoChart("These rows carry no error that is a number, so none can be drawn.")
-    points = points_of(usable, lambda row: row.error / row.eager_error)
-    for point, row in zip(points, usable, strict=True):
-        if row.status is Status.INCORRECT:
-            point["shape"] = "cross"
-    ends = [point["value"] for point in points if point["value"] > 0]
-    extent = linear_range(ends, 0.0, 1.0) if not ends or max(ends) < WIDE else log_range([*ends, 1.0])
-    points = [point for point in points if point["value"] > 0 or not extent.log]
-    worst: dict[str, float] = {}
-    for point in points:
-        worst[point["implementation"]] = max(worst.get(point["implementation"], 0.0), point["value"])
-    points.sort(key=lambda point: worst[point["implementation"]])
-    chart = drawing.dots(points, style, extent, "error ÷ eager's error", TIMES, [1.0])
+
+    def value(row: Record) -> float:
+        return (row.error or 0.0) / (row.eager_error or 1.0)
+
+    log = max(map(value, usable)) >= WIDE
+    by_name = grouped(usable, lambda row: row.implementation).values()
+    shown = [row for own in sorted(by_name, key=lambda own: max(map(value, own))) for row in own]
+    points = [
+        _point(row, style, value) | ({"form": "cross"} if row.status is Status.INCORRECT else {})
+        for row in shown
+        if value(row) > 0 or not log
+    ]
+    chart = _dots(
+        points, style, unique(row.implementation for row in shown), _axis("error ÷ eager's error", TIMES, log), [1.0]
+    )
     what = "a point per case: the tensor with the largest error from fp64; dashed: eager"
     what += "; cross: incorrect" if any(row.status is Status.INCORRECT for row in usable) else ""
-    return titled(chart, "How precise, compared with eager?", usable, style, what, whole_section=True)
+    return _titled(chart, "How precise, compared with eager?", usable, what, whole_section=True)
 
 
-def pareto(rows: Rows, style: Style) -> alt.LayerChart:
+def pareto(rows: Rows, style: Style) -> Chart:
     """Peak memory against time at one token count; the line joins those that none beats at both."""
     usable = [row for row in timed(rows) if row.comparable and row.peak_bytes is not None]
     if len(usable) < 2:
@@ -106,171 +210,202 @@ def pareto(rows: Rows, style: Style) -> alt.LayerChart:
             else "Memory is measured for whole steps by swiglu-bench memory, and so not set against the time of a "
             f"{mode}."
         )
-    points = points_of(usable, lambda row: row.time_ms)
-    for point, row in zip(points, usable, strict=True):
-        point["mib"] = _mib(row.peak_bytes)
-    drawn = [point for point in points if point["implementation"] not in style.hidden()]
-    down, across = _roomy([point["value"] for point in points]), _roomy([point["mib"] for point in points], 0.25)
-    for point, (place, side) in zip(drawn, _beside(drawn, style, down, across), strict=True):
-        point["place"], point["side"] = place, side
-    sizes = alt.Axis(values=across.ticks, labelExpr=SIZES, labelOverlap="greedy")
-    times = alt.Axis(values=down.ticks, labelExpr=PLAIN)
-    x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=across.scale(), axis=sizes)
-    y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=down.scale(), axis=times)
-    base = drawing.drawn()
-    line = drawing.dashed(_front(points))
-    dots = base.mark_point(filled=True, size=90, opacity=1).encode(
-        x=x, y=y, color=drawing.COLOUR, shape=drawing.SHAPE, tooltip=drawing.tooltips(points)
-    )
-    names = []
-    for side, align, dx in (("right", "left", 10), ("left", "right", -10)):
-        here = base.transform_filter(f"datum.side == '{side}'").encode(
-            x=x, y=alt.Y("place:Q", scale=None), text="label:N"
-        )
-        text: dict[str, Any] = {"align": align, "dx": dx, "baseline": "middle"}
-        names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=drawing.COLOUR)]
-    labels = alt.LayerChart(layer=names).properties(name=drawing.LABELS)
-    chart = alt.LayerChart(layer=[line.encode(x=x, y=y, order="mib:Q"), labels, dots])
-    chart = drawing.filled(chart.properties(width=drawing.WIDTH, height=drawing.HEIGHT), points, style)
+    points = [_point(row, style, lambda row: row.time_ms) | {"mib": _mib(row.peak_bytes)} for row in usable]
+    room = alt.Scale(zero=False, padding=20)
+    x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=room, axis=alt.Axis(labelExpr=SIZES))
+    y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=room)
+    best, front = math.inf, []
+    for point in sorted(points, key=lambda point: (point["mib"], point["value"])):
+        if point["value"] < best:
+            best = point["value"]
+            front.append({"mib": point["mib"], "value": point["value"]})
+    names = unique(row.implementation for row in usable)
+    dots = _chart(points).mark_point(filled=True, size=90, opacity=1)
+    dots = dots.encode(x=x, y=y, tooltip=_tooltips(points), **style.channels(names))
+    chart = _layers(_dashed(front).encode(x=x, y=y, order="mib:Q"), dots).properties(width=WIDTH, height=HEIGHT)
     what = "dashed: no other is both faster and smaller, by the medians"
-    return titled(chart, "What does speed cost in memory?", usable, style, what)
+    return _titled(chart, "What does speed cost in memory?", usable, what)
 
 
-def memory(rows: Rows, style: Style) -> alt.LayerChart:
+def memory(rows: Rows, style: Style) -> Chart:
     """Peak and saved memory of a step at one token count, and what arithmetic predicts for the peak."""
     usable = [row for row in rows if row.status is Status.OK and row.peak_bytes is not None]
     if not usable:
         raise NoChart("No memory was measured in these rows.")
     usable.sort(key=lambda row: row.peak_bytes or 0)
-    points: list[Point] = [
-        {
-            "implementation": row.implementation,
-            "peak": _mib(row.peak_bytes),
-            "saved": _mib(row.saved_bytes),
-            "predicted": _mib(row.predicted_peak_bytes),
-            "memory": drawing.memory_text(row),
-        }
+    names = unique(row.implementation for row in usable)
+    points = [
+        {name: _mib(getattr(row, f"{name}_bytes")) for name in ("peak", "saved", "predicted_peak")}
+        | {"name": style.label(row.implementation), "memory": _memory_text(row)}
         for row in usable
     ]
-    base, tip = drawing.drawn(), drawing.tooltips(points)
-    labels = [style.label(row.implementation) for row in usable]
-    y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, domain=False))
-    axis = alt.Axis(tickCount=8, labelExpr=SIZES, labelOverlap="greedy")
-    x = alt.X("peak:Q", title="MiB, smaller is better", axis=axis)
-    peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=drawing.COLOUR, tooltip=tip)
-    saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=drawing.COLOUR, tooltip=tip)
-    tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color=drawing.GREY)
-    chart = alt.LayerChart(layer=[peak, saved, tick.encode(x=alt.X("predicted:Q"), y=y, tooltip=tip)])
+    base = _chart(points).encode(y=_rows(style, names), tooltip=_tooltips(points))
+    colour = style.channels(names, legend=False)["color"]
+    x = alt.X("peak:Q", title="MiB, smaller is better", axis=alt.Axis(labelExpr=SIZES))
+    peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, color=colour)
+    saved = base.mark_bar(height=16).encode(x="saved:Q", color=colour)
+    tick = base.mark_tick(thickness=2, height=20, color=GREY).encode(x="predicted_peak:Q")
+    chart = _layers(peak, saved, tick).properties(width=WIDTH, height=ROW_HEIGHT * len(names))
     what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
-    return titled(drawing.in_rows(chart, points, style), "How much memory does a step need?", usable, style, what)
+    return _titled(chart, "How much memory does a step need?", usable, what)
+
+
+def timed(rows: Iterable[Record]) -> list[Record]:
+    """The rows whose time counts; raises NoChart where there is none."""
+    usable = [row for row in rows if row.status is Status.OK and row.time_ms is not None]
+    if not usable:
+        raise NoChart("No row has a time.")
+    return usable
+
+
+def _over_tokens(
+    rows: Rows, style: Style, axis: dict[str, Any], value: Value, levels: Mapping[int, float],
+    ends: Value | None = None,
+) -> Chart:  # fmt: skip
+    """Lines over token counts with intervals, and a dashed line of `levels`; rows of dots where there is one count."""
+    points, names = [_point(row, style, value, ends) for row in rows], unique(row.implementation for row in rows)
+    counts = sorted({row.tokens for row in rows})
+    if len(counts) == 1:
+        return _dots(points, style, names, axis, levels.values())
+    x = alt.X(
+        "tokens:Q", title="tokens in a call, log scale",
+        scale=alt.Scale(type="log", base=2, domain=[counts[0], counts[-1]], nice=False, padding=10),
+        axis=alt.Axis(values=counts, labelExpr=TOKENS, labelOverlap="greedy", labelSeparation=3),
+    )  # fmt: skip
+    y, compared = alt.Y("value:Q", **axis), [{"tokens": count, "value": level} for count, level in levels.items()]
+    near, faded = _by_legend()
+    base, line = _chart(points), style.channels(names, lines=True)
+    line["color"].legend = alt.Legend(symbolStrokeWidth=0)  # the form of the points, without dashes around it
+    whiskers = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5)
+    marks = base.mark_point(filled=True, size=55)
+    return _layers(
+        _dashed(compared).encode(x=x, y=y),
+        base.mark_line(strokeWidth=2).encode(x=x, y=y, opacity=faded, **line).add_params(near),
+        whiskers.encode(x=x, y=alt.Y("low:Q", **axis), y2="high:Q", opacity=faded, color=line["color"]),
+        marks.encode(x=x, y=y, opacity=faded, tooltip=_tooltips(points), **style.channels(names)),
+    ).properties(width=WIDTH, height=HEIGHT)
+
+
+def _dots(
+    points: Sequence[Point], style: Style, names: Sequence[str], axis: dict[str, Any], levels: Iterable[float]
+) -> Chart:
+    """One row per implementation in the order of the names, with intervals; dashed lines across them at `levels`."""
+    x, base = alt.X("value:Q", **axis), _chart(points).encode(y=_rows(style, names))
+    look = style.channels(names, legend=False)
+    look["shape"] = alt.Shape("form:N", scale=None)
+    level = alt.Chart(alt.InlineData(values=[{"value": value} for value in levels]))
+    whiskers = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2)
+    return _layers(
+        level.mark_rule(strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
+        whiskers.encode(x=alt.X("low:Q", **axis), x2="high:Q", color=look["color"]),
+        base.mark_point(filled=True, size=70, opacity=0.9).encode(x=x, tooltip=_tooltips(points), **look),
+    ).properties(width=WIDTH, height=ROW_HEIGHT * len(names))
+
+
+def _axis(title: str, text: str, log: bool = False) -> dict[str, Any]:
+    """An axis of figures; `text` is the Vega expression of its labels."""
+    scale = alt.Scale(type="log", nice=False, padding=8) if log else alt.Scale(zero=False, padding=8)
+    return {"title": title, "scale": scale, "axis": alt.Axis(labelExpr=text, labelOverlap="greedy")}
+
+
+def _rows(style: Style, names: Sequence[str]) -> alt.Y:
+    labels = [style.label(name) for name in names]
+    return alt.Y("name:N", title=None, sort=labels, axis=alt.Axis(grid=True, ticks=False, domain=False))
+
+
+def _by_legend() -> tuple[Any, Any]:
+    """A choice of names by clicks on the legend, and the opacity that fades the others."""
+    near = alt.selection_point(fields=["name"], bind="legend", name="near")
+    return near, alt.condition(near, alt.value(1), alt.value(0.15))
+
+
+def _layers(*parts: alt.Chart) -> Chart:
+    return alt.LayerChart(layer=list(parts))
+
+
+def _chart(points: Sequence[Point]) -> alt.Chart:
+    return alt.Chart(alt.InlineData(values=list(points)))
+
+
+def _dashed(values: Sequence[dict[str, Any]]) -> alt.Chart:
+    return _chart(values).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color=GREY)
+
+
+def _tooltips(points: Sequence[Point]) -> list[alt.Tooltip]:
+    has = {key for point in points for key, value in point.items() if value}
+    return [alt.Tooltip(f"{key}:N", title=title) for key, title in TIPS.items() if key in has]
+
+
+def _point(row: Record, style: Style, value: Value, ends: Value | None = None) -> Point:
+    """What is drawn of a row, and the texts of its tooltip; floats with the digits that a picture can show."""
+    name = row.implementation
+    point: Point = {"name": style.label(name), "form": style.shape(name), "tokens": row.tokens}
+    figures = dict(zip(("value", "low", "high"), (value(row), *(ends(row) if ends else ())), strict=False))
+    point |= {key: float(f"{figure:.6g}") for key, figure in figures.items()}
+    point["case"] = f"{row.shape}, {row.dtype}, {row.tokens} tokens"
+    if row.time_ms is not None:
+        point["time"] = milliseconds(row.time_ms).replace("us", "µs")
+    if row.interval and name != row.baseline:
+        point["compared"], point["verdict"] = "{:.3f} [{:.3f}, {:.3f}]".format(*row.interval), row.verdict
+    if not row.comparable:
+        point["verdict"] = "not ranked: fewer gradients than the baseline"
+    if row.limit_pct is not None:
+        point["limit"] = f"{row.limit_pct:.1f}% ({row.limit_kind})"
+    point["memory"] = _memory_text(row)
+    if row.error is not None and row.eager_error is not None:
+        allowed = f"; {row.error_ratio:.0%} of the allowed" if row.error_ratio is not None else ""
+        point["precision"] = f"{row.error:.2e}, eager's {row.eager_error:.2e}{allowed}"
+    return point
+
+
+def _memory_text(row: Record) -> str:
+    named = {name: getattr(row, f"{name}_bytes") for name in ("peak", "saved", "workspace")}
+    return ", ".join(f"{name} {mebibytes(value)} MiB" for name, value in named.items() if value is not None)
 
 
 def _mib(size_bytes: int | None) -> float | None:
     return None if size_bytes is None else size_bytes / MIB
 
 
-def _front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats in both; the smallest first."""
-    best, front = float("inf"), []
-    for point in sorted(points, key=lambda point: (point["mib"], point["value"])):
-        if point["value"] < best:
-            best = point["value"]
-            front.append({"mib": point["mib"], "value": point["value"]})
-    return front
+def _titled(chart: Chart, question: str, rows: Rows, what: str, whole_section: bool = False) -> Chart:
+    """The question above the chart; under it what the rows have in common, and what is drawn how."""
+    first = rows[0]
+    common = [first.mode, first.scope, *([] if whole_section else [f"{first.shape} ({first.sizes})"])]
+    common += [", ".join(unique(row.dtype for row in rows))]
+    common += [tokens_text([first.tokens])] if len({row.tokens for row in rows}) == 1 else []
+    lines = [", ".join(filter(None, [*common, first.device])), *filter(None, [what])]
+    if any(not row.comparable for row in rows):
+        lines += ["*: fewer gradients than the baseline, not ranked"]
+    return chart.properties(title=alt.TitleParams(text=question, subtitle=lines), usermeta={"about": what})
 
 
-def _roomy(values: Sequence[float], margin: float = 0.0) -> drawing.Range:
-    """An axis with room for names at both ends."""
-    low, high = min(values), max(values)
-    room = margin * (high - low)
-    if low > 0 and high / low > 2:
-        return log_range([low / (high / low) ** margin, high * (high / low) ** margin])
-    return linear_range([low - room, high + room])
-
-
-def _beside(
-    points: Sequence[Point], style: Style, down: drawing.Range, across: drawing.Range
-) -> list[tuple[float, str]]:
-    """Where names stand: how far from the top, and on which side of their points, so that few overlap."""
-    tops = [down.pixel(point["value"]) for point in points]
-    lefts = [drawing.WIDTH - across.pixel(point["mib"], drawing.WIDTH) for point in points]
-    widths = [drawing.CHARACTER * len(style.label(point["implementation"])) + 14 for point in points]
-    sides = []
-    for top, left, width in zip(tops, lefts, widths, strict=True):
-        blocked = any(
-            left + 4 < x < left + width and abs(y - top) < drawing.LABEL_GAP for x, y in zip(lefts, tops, strict=True)
-        )
-        sides.append("left" if (left + width > drawing.WIDTH or blocked) and left > width else "right")
-    spans = [
-        (left, left + width) if side == "right" else (left - width, left)
-        for left, width, side in zip(lefts, widths, sides, strict=True)
-    ]
-    places, order = list(tops), sorted(range(len(points)), key=lambda index: spans[index])
-    while order:  # names one above the other, from left to right as long as they overlap
-        group, end = [], spans[order[0]][1]
-        while order and spans[order[0]][0] < end:
-            group.append(order.pop(0))
-            end = max(end, spans[group[-1]][1])
-        for index, place in zip(
-            group, drawing.spread([tops[i] for i in group], drawing.LABEL_GAP, 6, drawing.HEIGHT - 6), strict=True
-        ):
-            places[index] = place
-    return list(zip(places, sides, strict=True))
-
-
-EACH: dict[str, Callable[[Any], str]] = {
-    "shape": str,
-    "dtype": str,
-    "tokens": lambda count: f"{token_text(count)} tokens",
+Question = tuple[Callable[[Rows, Style], Chart], tuple[str, ...]]
+"""What draws the chart, and the columns whose values have a chart each."""
+ERROR: dict[str, Question] = {"error": (error, ("dtype",))}
+QUESTIONS: dict[str, dict[str, Question]] = {
+    "time": {
+        "speed-up": (speedup, ("shape",)),
+        "time": (time, ("shape",)),
+        "limit": (limit, ("shape",)),
+        "memory-and-time": (pareto, ("shape", "tokens")),
+        **ERROR,
+    },
+    "memory": {"memory": (memory, ("shape", "tokens")), **ERROR},
+    "verify": ERROR,
 }
-"""What charts of one question may differ in, and what tells them apart."""
+"""What each kind of section asks by name, the most important first."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """What one kind of chart answers."""
-
-    name: str
-    draw: Callable[[Rows, Style], alt.LayerChart]
-    each: tuple[str, ...] = ()
-    """Columns whose values have a chart each: of EACH."""
-
-
-ERROR = Question("error", error, ("dtype",))
-QUESTIONS = {
-    "time": (
-        Question("speed-up", speedup, ("shape",)),
-        Question("time", time, ("shape",)),
-        Question("limit", limit, ("shape",)),
-        Question("memory-and-time", pareto, ("shape", "tokens")),
-        ERROR,
-    ),
-    "memory": (Question("memory", memory, ("shape", "tokens")), ERROR),
-    "verify": (ERROR,),
-}
-"""What each kind of section asks, the most important first."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The charts of one question, or why there is none."""
-
-    name: str
-    charts: list[tuple[str, alt.LayerChart]] = field(default_factory=list)
-    """What tells them apart, and the chart."""
-    reason: str = ""
-
-
-def answers(section: Section, style: Style) -> Iterator[Answer]:
-    """Every question of a section, answered or with the reason why not."""
-    for question in QUESTIONS[section.kind]:
+def answers(section: Section, style: Style) -> Iterator[tuple[str, list[tuple[str, Chart]], str]]:
+    """Every question of a section with its charts and what tells them apart, or without any and the reason why."""
+    for name, (draw, each) in QUESTIONS[section.kind].items():
         found, reasons = [], []
-        for text, rows in _parts(section.rows, question.each):
+        for text, rows in _parts(section.rows, each):
             try:
-                found.append((text, question.draw(rows, style)))
+                found.append((text, draw(rows, style)))
             except NoChart as reason:
                 reasons.append(str(reason))
-        yield Answer(question.name, found, "" if found else reasons[0])
+        yield name, found, "" if found else reasons[0]
 
 
 def _parts(rows: Rows, each: tuple[str, ...]) -> Iterator[tuple[str, Rows]]:
@@ -278,21 +413,9 @@ def _parts(rows: Rows, each: tuple[str, ...]) -> Iterator[tuple[str, Rows]]:
     several = [column for column in each if len({getattr(row, column) for row in rows}) > 1]
     parts = grouped(rows, lambda row: tuple(getattr(row, column) for column in each)).values()
     for part in sorted(parts, key=lambda part: -part[0].tokens if "tokens" in each else 0):
-        yield ", ".join(EACH[column](getattr(part[0], column)) for column in several), part
-
-
-def colours(runs: Sequence[FinishedRun]) -> dict[str, int]:
-    """The number of each implementation's colour: one in all sections."""
-    from swiglu_bench.contenders import CATALOGUE
-
-    names = [name for run in runs for name in run.implementations]
-    return drawing.slots(names, [implementation.name for implementation in CATALOGUE])
-
-
-def style_of(section: Section, numbers: Mapping[str, int]) -> Style:
-    """How a section is drawn."""
-    alike = ranking.alike(section.rows) if section.kind == "time" else {}
-    return Style(numbers, alike, frozenset(row.implementation for row in section.ok if not row.comparable))
+        own = {column: str(getattr(part[0], column)) for column in several}
+        own |= {"tokens": f"{token_text(part[0].tokens)} tokens"} if "tokens" in own else {}
+        yield ", ".join(own.values()), part
 
 
 def pictures(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Picture | str]]:
@@ -306,17 +429,17 @@ def pictures(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Picture | str]]
         return name
 
     for section in sections(runs):
-        for answer in answers(section, style_of(section, numbers)):
+        for question, charts, reason in answers(section, style_of(section, numbers)):
             what = section.mode if section.kind == "time" else section.kind
-            parts = [section.names, section.scope, what, section.dtype, answer.name]
-            stem = "-".join(dict.fromkeys(map(_slug, parts)))
-            if answer.reason:
-                yield stem, answer.reason
-            for text, chart in answer.charts:
+            parts = [section.names, section.scope, what, section.dtype, question]
+            stem = "-".join(unique(map(_slug, parts)))
+            if reason:
+                yield stem, reason
+            for text, chart in charts:
                 yield new("-".join(filter(None, (stem, _slug(text))))), chart
     for run in runs:
-        if run.training:
-            yield new(f"{_slug(run.label)}-curves"), training_picture(run.training, Style(numbers))
+        if run.losses is not None:
+            yield new(f"{_slug(run.label)}-curves"), training_picture(run, Style(numbers))
 
 
 def _slug(text: str) -> str:
@@ -325,80 +448,75 @@ def _slug(text: str) -> str:
 
 POINTS = 300
 """Steps are averaged so that a curve has about as many points."""
-AXIS = 44
-"""Pixels of an axis' labels at least, so that the axes of both charts are aligned."""
-DOTTED = (2, 2)
-"""eager with another summation order; the others have the dashes that they have in all charts."""
 NO_CURVE = "Nothing was trained to the end, so there is no curve."
 
 
-def drawn(training: FinishedTraining) -> list[str]:
-    """The implementations with curves: those trained to the end from at least one seed."""
-    return [name for name in training.names if training.losses.get(name)]
-
-
-def frozen(training: FinishedTraining) -> set[str]:
-    """The implementations that are hidden at first: frozen ones learn less and would flatten the other curves."""
-    return {row.implementation for row in training.summaries if row.frozen}
-
-
-def training_charts(training: FinishedTraining, style: Style) -> Iterator[tuple[str, str, alt.LayerChart | str]]:
-    """Question, what is drawn how, and the chart or why there is none; who is drawn is the page's choice."""
-    names = drawn(training)
+def training_charts(run: FinishedRun, style: Style) -> Iterator[tuple[str, Chart | str]]:
+    """Each question and its chart, or why there is none."""
+    losses, names, frozen = _drawn(run)
     question = "How does the loss fall?"
     if names:
-        about = "means over seeds; thin: eager's seeds one by one" if BASELINE in names else "means over seeds"
-        yield question, about, _choosable(over_steps(training.losses, names, style), training)
+        yield (
+            question,
+            _explained(
+                over_steps(losses, names, style),
+                "means over seeds" + ("; thin: eager's seeds one by one" if BASELINE in names else ""),
+            ),
+        )
     else:
-        yield question, "", NO_CURVE
-    question, others = "How far is each loss from eager's?", [name for name in names if name != BASELINE]
-    if others and BASELINE in training.losses:
+        yield question, NO_CURVE
+    question = "How far is each loss from eager's?"
+    if any(name != BASELINE for name in names) and BASELINE in losses:
         about = "loss minus eager's from the same seed and at the same step, mean over seeds"
-        about += f"; dotted: {PERMUTED}, its sums in another order" if PERMUTED in others else ""
-        yield question, about, _choosable(from_eager(training.losses, names, style), training)
+        about += f"; dotted: {PERMUTED}, its sums in another order" if PERMUTED in names else ""
+        about += f"; without {', '.join(frozen)}, whose blocks' weights are not trained" if frozen else ""
+        yield question, _explained(from_eager(losses, names, style, frozen), about)
     else:
-        yield question, "", "Nothing was trained beside eager, so there is no difference to draw."
+        yield question, "Nothing was trained beside eager, so there is no difference to draw."
 
 
-def training_picture(training: FinishedTraining, style: Style) -> alt.VConcatChart | str:
+def _explained(chart: Chart, about: str) -> Chart:
+    near, faded = _by_legend()
+    chart.layer[-1] = chart.layer[-1].encode(opacity=faded).add_params(near)
+    return chart.properties(usermeta={"about": about})
+
+
+def _drawn(run: FinishedRun) -> tuple[Losses, list[str], list[str]]:
+    """The losses, who was trained to the end from at least one seed, and of them the frozen, which learn less."""
+    losses = run.losses or {}
+    names = [row.implementation for row in run.records if losses.get(row.implementation)]
+    return losses, names, [row.implementation for row in run.records if row.frozen and row.implementation in names]
+
+
+def training_picture(run: FinishedRun, style: Style) -> alt.VConcatChart | str:
     """Both charts as one, or why there is none."""
-    names = drawn(training)
+    losses, names, frozen = _drawn(run)
     if not names:
         return NO_CURVE
-    title = f"{training.summaries[0].task}: loss over steps"
-    return curves(training.losses, names, title, style, frozen(training))
-
-
-def _choosable(chart: alt.LayerChart, training: FinishedTraining) -> alt.LayerChart:
-    """A chart whose legend is the page's list of names."""
-    chart.layer = [layer.transform_filter(drawing.DRAWN) for layer in chart.layer]  # each may have data of its own
-    for layer in chart.layer:
-        layer.encoding.color.legend = layer.encoding.strokeDash.legend = None
-    shown = [name for name in drawn(training) if name not in frozen(training)]
-    return chart.add_params(alt.param(name="shown", value=shown)).properties(usermeta={})
+    return curves(losses, names, f"{run.summaries[0].task}: loss over steps", style, frozen)
 
 
 def curves(
     losses: Losses, names: Sequence[str], title: str, style: Style, without: Collection[str] = ()
 ) -> alt.VConcatChart:
     """Both charts as one picture; the lower one leaves out `without`, whose differences would flatten the others'."""
-    above, below = over_steps(losses, names, style), from_eager(losses, names, style, without)
     left_out = [name for name in names if name in without]
     lines = [f"below: without {', '.join(left_out)}, whose blocks' weights are not trained"] if left_out else []
-    return alt.vconcat(above, below).properties(title=alt.TitleParams(text=title, subtitle=lines))
+    both = alt.vconcat(over_steps(losses, names, style), from_eager(losses, names, style, without))
+    return both.properties(title=alt.TitleParams(text=title, subtitle=lines))
 
 
-def over_steps(losses: Losses, names: Sequence[str], style: Style) -> alt.LayerChart:
+def over_steps(losses: Losses, names: Sequence[str], style: Style) -> Chart:
     """The losses as means over seeds, and each of eager's seeds as a thinner line."""
-    each = [point for seed, curve in losses.get(BASELINE, {}).items() for point in _means(BASELINE, [curve], seed)]
+    own = losses.get(BASELINE, {}) if BASELINE in names else {}
+    each = [point for seed, curve in own.items() for point in _means(BASELINE, [curve], seed)]
     means = [point for name in names for point in _means(name, list(losses[name].values()))]
-    seeds = _lines(each if BASELINE in names else [], names, style, "loss", strokeWidth=1, opacity=0.6)
-    shown = _lines(means, names, style, "loss", strokeWidth=1.5)
-    chart = alt.LayerChart(layer=[seeds.encode(detail="seed:N"), shown])
-    return chart.properties(width=drawing.WIDTH, height=drawing.HEIGHT)
+    seeds = _lines(each, names, style, "loss", strokeWidth=1, opacity=0.6)
+    layers = (seeds.encode(detail="seed:N"), _lines(means, names, style, "loss", strokeWidth=1.5))
+    return _layers(*layers).properties(width=WIDTH, height=HEIGHT)
 
 
-def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Collection[str] = ()) -> alt.LayerChart:
+def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Collection[str] = ()) -> Chart:
     """The difference from eager of the same seed, means over seeds."""
     points = []
     for name in names:
@@ -409,27 +527,18 @@ def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Col
         ]
         points += _means(name, pairs)
     lines = _lines(points, names, style, "loss - eager's", strokeWidth=1.2)
-    return alt.LayerChart(layer=[lines]).properties(width=drawing.WIDTH, height=drawing.HEIGHT // 2)
-
-
-def dash(name: str, style: Style) -> tuple[int, ...]:
-    """The dash pattern of an implementation's curve."""
-    return DOTTED if name == PERMUTED else style.dash(name)
+    return _layers(lines).properties(width=WIDTH, height=HEIGHT // 2)
 
 
 def _lines(points: list[Point], names: Sequence[str], style: Style, title: str, **mark: Any) -> alt.Chart:
-    colour = alt.Scale(domain=list(names), range=[style.colour(name) for name in names])
-    legend = alt.Legend(symbolStrokeWidth=2)
-    dashes = alt.Scale(domain=list(names), range=[list(dash(name, style)) for name in names])
     return (
-        alt.Chart(alt.Data(values=points))
+        _chart(points)
         .mark_line(clip=True, **mark)
         .encode(
             x=alt.X("step:Q", title="step", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(minExtent=AXIS)),
-            color=alt.Color("implementation:N", scale=colour, title=None, legend=legend),
-            strokeDash=alt.StrokeDash("implementation:N", scale=dashes, title=None, sort=list(names)),
-            tooltip=alt.Tooltip("implementation:N"),
+            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(minExtent=44)),
+            tooltip=alt.Tooltip("name:N"),
+            **style.channels(names, lines=True),
         )
     )
 
@@ -441,13 +550,12 @@ def _means(name: str, of_seeds: Sequence[Sequence[float]], seed: int = 0) -> lis
     parts = ((start, values[start : start + every]) for start in range(0, len(values), every))
     means = ((start + (len(part) - 1) / 2, statistics.fmean(part)) for start, part in parts)
     return [
-        {"implementation": name, "seed": seed, "step": step, "value": float(f"{value:.6g}")}
+        {"name": name, "seed": seed, "step": step, "value": float(f"{value:.6g}")}
         for step, value in means
-        if abs(value) < float("inf")
+        if math.isfinite(value)
     ]
 
 
-PANEL = (300, 190)
 SPLIT = {False: "all tokens", True: "split sequence"}
 
 
@@ -458,35 +566,30 @@ def scaling_points(rows: Rows) -> list[Point]:
     points: dict[tuple[Any, ...], Point] = {}
     for row in sorted(latest.values(), key=lambda row: row.ranks):
         case = {name: getattr(row, name) for name in key}
-        what = case | {"split": SPLIT[row.sequence_parallel]}
+        what = case | {"split": SPLIT[row.sequence_parallel], "name": row.implementation}
         if row.single_ms:
             points[*case.values(), 1] = what | {"ranks": 1, "ms": row.single_ms, "efficiency": 1.0}
         if row.ranks > 1:
-            points[*case.values(), row.ranks] = what | {
-                "ranks": row.ranks, "ms": row.time_ms, "efficiency": row.efficiency,
-            }  # fmt: skip
+            figures = {"ranks": row.ranks, "ms": row.time_ms, "efficiency": row.efficiency}
+            points[*case.values(), row.ranks] = what | figures
     return list(points.values())
 
 
 def scaling(points: Sequence[Point], known: Sequence[str]) -> alt.VConcatChart:
     """For each shape, mode and token count a pair of panels: time, on log axes beside perfect scaling; efficiency."""
-    names = unique(point["implementation"] for point in points)
-    style = Style(drawing.slots(names, known))
-    ticks = sorted({point["ranks"] for point in points})
+    names, ticks = unique(point["name"] for point in points), sorted({point["ranks"] for point in points})
+    colour = Style(slots(names, known)).channels(names)["color"]
     over = alt.X("ranks:Q", title="GPUs", scale=alt.Scale(type="log", base=2, nice=False, padding=12),
                  axis=alt.Axis(values=ticks, format="d"))  # fmt: skip
-    colour = alt.Color("implementation:N", title=None, sort=names,
-                       scale=alt.Scale(domain=names, range=[style.colour(name) for name in names]))  # fmt: skip
     dashes = alt.StrokeDash("split:N", title=None,
                             scale=alt.Scale(domain=list(SPLIT.values()), range=[[1, 0], [5, 3]]))  # fmt: skip
 
     def panel(own: list[Point], y: alt.Y, title: str, ideal: list[Point]) -> Any:
-        base = alt.Chart(alt.Data(values=own)).encode(x=over, y=y, color=colour)
+        base = _chart(own).encode(x=over, y=y, color=colour)
         lines, marks = base.mark_line(strokeWidth=1.6).encode(strokeDash=dashes), base.mark_point(filled=True, size=34)
-        dotted = alt.Chart(alt.Data(values=ideal)).mark_line(strokeWidth=1, strokeDash=[1, 3], color="#888888")
+        dotted = _chart(ideal).mark_line(strokeWidth=1, strokeDash=[1, 3], color=GREY)
         head = alt.TitleParams(title, fontSize=12, fontWeight="normal", frame="group")
-        layers = alt.layer(dotted.encode(x=over, y=y), lines, marks)
-        return layers.properties(width=PANEL[0], height=PANEL[1], title=head)
+        return _layers(dotted.encode(x=over, y=y), lines, marks).properties(width=300, height=190, title=head)
 
     bands = []
     cases = grouped(points, lambda point: (point["shape"], point["mode"], point["dtype"], point["tokens"]))
@@ -503,17 +606,15 @@ def scaling(points: Sequence[Point], known: Sequence[str]) -> alt.VConcatChart:
     return alt.vconcat(*bands).properties(title="The MLP on several GPUs, tensor-parallel; dotted: perfect scaling")
 
 
-def pairs(data: Sequence[Mapping[str, Any]], floor: float, subtitle: str) -> alt.LayerChart:
+def pairs(data: Sequence[Point], floor: float, subtitle: str) -> Chart:
     """The A/A pairs of `noise`, sorted by their differences in percent; `floor` is the median noise floor."""
-    colour = alt.condition("datum.verdict == 'tie'", alt.value(drawing.PALETTE[2]), alt.value(drawing.PALETTE[7]))
+    colour = alt.condition("datum.verdict == 'tie'", alt.value(PALETTE[2]), alt.value(PALETTE[7]))
     place = alt.X("place:Q", title="pair, sorted by its ratio", scale=alt.Scale(nice=False, padding=8))
-    base = alt.Chart(alt.Data(values=list(data)))
     axis = alt.Y("ratio_low:Q", title="difference in time (%), with its 95% interval")
-    bars = base.mark_rule(strokeWidth=1.5, opacity=0.55).encode(x=place, y=axis, y2="ratio_high:Q", color=colour)
-    dots = base.mark_circle(size=22, opacity=1).encode(x=place, y="ratio:Q", color=colour)
-    lines = alt.Chart(alt.Data(values=[{"y": floor}, {"y": -floor}])).mark_rule(strokeDash=[5, 3]).encode(y="y:Q")
-    zero = alt.Chart(alt.Data(values=[{"y": 0}])).mark_rule().encode(y="y:Q")
-    chart = alt.LayerChart(layer=[zero, lines, bars, dots])
-    chart.width, chart.height = drawing.WIDTH, drawing.HEIGHT * 3 // 4
-    chart.title = alt.Title("What does the same call differ by from itself?", subtitle=subtitle)
-    return chart
+    bars = _chart(data).mark_rule(strokeWidth=1.5, opacity=0.55)
+    dots = _chart(data).mark_circle(size=22, opacity=1).encode(x=place, y="ratio:Q", color=colour)
+    lines = _chart([{"y": floor}, {"y": -floor}]).mark_rule(strokeDash=[5, 3]).encode(y="y:Q")
+    zero = _chart([{"y": 0}]).mark_rule().encode(y="y:Q")
+    chart = _layers(zero, lines, bars.encode(x=place, y=axis, y2="ratio_high:Q", color=colour), dots)
+    title = alt.Title("What does the same call differ by from itself?", subtitle=[subtitle])
+    return chart.properties(width=WIDTH, height=HEIGHT * 3 // 4, title=title)

@@ -11,11 +11,11 @@ as the A/A pairs of both runs do. A change is believed only if all of that lies 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
@@ -23,11 +23,11 @@ from rich.text import Text
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient
-from swiglu_bench.rows.figures import LOWER, mebibytes, milliseconds
-from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, kept_ratio, latest, table_label
+from swiglu_bench.rows.figures import mebibytes, milliseconds
+from swiglu_bench.rows.finished_run import CASE, FinishedRun, case_label, case_of, kept_ratio, latest, table_label
 from swiglu_bench.rows.record import COLUMNS as ROW
-from swiglu_bench.rows.record import FIGURES, Record, Status, grouped, unique
-from swiglu_bench.show.table import Cell, Grid, dim
+from swiglu_bench.rows.record import FAILED, FIGURES, Record, Status, grouped, unique
+from swiglu_bench.show.table import STYLES, Grid, dim
 
 EACH = 0.975
 """Confidence of each run's interval, for 95% of their quotient's."""
@@ -47,7 +47,6 @@ class ChangeKind(StrEnum):
     UNCLEAR = "unclear"
     LESS = "less"
     MORE = "more"
-    """Memory."""
     BROKEN = "broken"
     """It was ok and is not any more."""
     MENDED = "mended"
@@ -63,13 +62,6 @@ class Effect(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-STYLES = {
-    ChangeKind.FASTER: "green", ChangeKind.SLOWER: "red", ChangeKind.TIE: "dim", ChangeKind.UNCLEAR: "yellow",
-    ChangeKind.LESS: "green", ChangeKind.MORE: "red", ChangeKind.BROKEN: "bold red",
-    ChangeKind.MENDED: "green", ChangeKind.DRIFT: "dim",
-    Effect.FINE: "green", Effect.REGRESSION: "bold red", Effect.UNKNOWN: "yellow",
-}  # fmt: skip
-CASE = ("shape", "hidden", "intermediate", "scope", "mode", "dtype", "tokens")
 COMPARED_BYTES = ("saved_bytes", "peak_bytes")
 
 
@@ -107,8 +99,6 @@ COLUMNS = tuple(Change(CASE, "", "").row())
 class Comparison:
     """All rows that both runs have, and what a reader has to know before believing them."""
 
-    before: FinishedRun
-    after: FinishedRun
     by: str
     """ratio, time, memory or status."""
     tolerance: float
@@ -122,18 +112,8 @@ class Comparison:
         return next((bad for bad in (Effect.REGRESSION, Effect.UNKNOWN) if bad in found), Effect.FINE)
 
 
-@dataclass(frozen=True)
-class RowPair:
-    """A row in both runs, and the rows of its baselines, where they have any."""
-
-    old: Record
-    new: Record
-    old_base: Record | None
-    new_base: Record | None
-
-    def change(self, figure: str) -> Change:
-        """A change of this figure with no values yet."""
-        return Change(case_of(self.new), self.new.implementation, figure)
+Rows = Mapping[tuple[Any, str], Record]
+"""By case and implementation."""
 
 
 def compare(before: FinishedRun, after: FinishedRun, tolerance: float, by: str = "auto") -> Comparison:
@@ -143,97 +123,71 @@ def compare(before: FinishedRun, after: FinishedRun, tolerance: float, by: str =
     """
     runs = (before, after)
     kind = _kind(before, after)
-    mine, theirs = ({(case_of(r), r.implementation): r for r in latest(run.records)} for run in runs)
+    mine, theirs = ({(case_of(row), row.implementation): row for row in latest(run.records)} for run in runs)
     common = [key for key in theirs if key in mine]
     if not common:
         raise BadInput(
             f"{before.name} and {after.name} have no case and implementation in common; compare two that do."
         )
-    baselines = [{r.baseline for r in run.records if r.baseline} for run in runs]
+    baselines = [{row.baseline for row in run.records if row.baseline} for run in runs]
     if by == "ratio" and baselines[0] != baselines[1]:
         names = " and ".join(", ".join(sorted(names)) or "none" for names in baselines)
         raise BadInput(f"--by ratio: the runs have different baselines ({names}); compare them by time.")
-    same_baseline = baselines[0] == baselines[1] and len(baselines[0]) == 1
     if kind == "time":
-        kind = by if by != "auto" else "ratio" if same_baseline else "time"
-    changes: list[Change] = []
-    for case, name in common:
-        old, new = mine[case, name], theirs[case, name]
-        pair = RowPair(old, new, mine.get((case, old.baseline)), theirs.get((case, new.baseline)))
-        changes += _changes(pair, kind, tolerance)
+        same = baselines[0] == baselines[1] and len(baselines[0]) == 1
+        kind = by if by != "auto" else "ratio" if same else "time"
+    changes = tuple(change for key in common for change in _changes(key, mine, theirs, kind, tolerance))
     drift = [change.quotient.median for change in changes if change.verdict is ChangeKind.DRIFT and change.quotient]
-    warnings = (*circumstances(before, after, kind, drift), *_unmatched(mine, theirs))
-    return Comparison(before, after, kind, tolerance, tuple(changes), warnings)
+    return Comparison(kind, tolerance, changes, (*circumstances(before, after, kind, drift), *_unmatched(mine, theirs)))
 
 
 def _kind(before: FinishedRun, after: FinishedRun) -> str:
     """What the runs have measured; raises BadInput where it is not the same."""
     for column in ("scope", "mode"):
-        old, new = (sorted({str(getattr(record, column)) for record in run.records}) for run in (before, after))
+        old, new = (sorted({str(getattr(row, column)) for row in run.records}) for run in (before, after))
         if old != new:
             mine, theirs = (", ".join(names) or "nothing" for names in (old, new))
             raise BadInput(
                 f"The runs have different {column}s: {mine} ({before.name}) and {theirs} ({after.name}); "
                 f"choose what both have with --{column}."
             )
-    kinds = [_measured(run) for run in (before, after)]
-    if kinds[0] != kinds[1]:
-        raise BadInput(
-            f"{before.name} has {kinds[0]}, {after.name} has {kinds[1]}; compare two runs of the same command."
-        )
-    return kinds[0]
+    old_kind, kind = (
+        "time" if any(row.time_ms is not None for row in run.records)
+        else "memory" if any(row.peak_bytes is not None for row in run.records)
+        else "status"
+        for run in (before, after)
+    )  # fmt: skip
+    if old_kind != kind:
+        raise BadInput(f"{before.name} has {old_kind}, {after.name} has {kind}; compare two runs of the same command.")
+    return kind
 
 
-def _measured(run: FinishedRun) -> str:
-    if any(record.time_ms is not None for record in run.records):
-        return "time"
-    return "memory" if any(record.peak_bytes is not None for record in run.records) else "status"
-
-
-def _changes(pair: RowPair, kind: str, tolerance: float) -> Iterator[Change]:
-    """The changes of one row."""
-    old, new = pair.old, pair.new
-    if old.status is not Status.OK or new.status is not Status.OK:
-        yield from _of_status(pair)
-    elif kind == "memory":
-        yield from _of_memory(pair, tolerance)
-    elif kind == "status":
-        yield dataclasses.replace(pair.change("error_ratio"), before=old.error_ratio, after=new.error_ratio)
-    elif old.time_ms is not None and new.time_ms is not None:
-        yield _of_time(pair, kind, tolerance)
-
-
-def _of_status(pair: RowPair) -> Iterator[Change]:
-    """A row that is not ok in one of the runs."""
-    old, new, change = pair.old, pair.new, pair.change("status")
+def _changes(key: tuple[Any, str], mine: Rows, theirs: Rows, kind: str, tolerance: float) -> Iterator[Change]:
+    old, new, change = mine[key], theirs[key], partial(Change, *key)
     if old.status is not Status.OK:
         if new.status is Status.OK:
-            yield dataclasses.replace(change, verdict=ChangeKind.MENDED, remark=f"was {old.status}: {old.reason}")
-        return
-    verdict, outcome = ChangeKind.UNCLEAR, Effect.UNKNOWN
-    if new.status in {Status.INCORRECT, Status.ERROR}:
-        verdict, outcome = ChangeKind.BROKEN, Effect.REGRESSION
-    yield dataclasses.replace(change, verdict=verdict, outcome=outcome, remark=f"{new.status}: {new.reason}")
+            yield change("status", verdict=ChangeKind.MENDED, remark=f"was {old.status}: {old.reason}")
+    elif new.status is not Status.OK:
+        broken = new.status in FAILED and new.status is not Status.UNSETTLED
+        verdict = ChangeKind.BROKEN if broken else ChangeKind.UNCLEAR
+        outcome = Effect.REGRESSION if broken else Effect.UNKNOWN
+        yield change("status", verdict=verdict, outcome=outcome, remark=f"{new.status}: {new.reason}")
+    elif kind == "memory":
+        for figure in COMPARED_BYTES:  # counted, not sampled: what differs differs
+            before, after = getattr(old, figure), getattr(new, figure)
+            if before is not None and after is not None:
+                times = after / before if before else float("inf") if after else 1.0
+                verdict = ChangeKind.TIE if before == after else ChangeKind.LESS if after < before else ChangeKind.MORE
+                outcome = Effect.REGRESSION if times > 1 + tolerance else Effect.FINE
+                yield change(figure, before, after, Interval(times, times, times), verdict, outcome)
+    elif kind == "status":
+        yield change("error_ratio", old.error_ratio, new.error_ratio)
+    elif old.time_ms is not None and new.time_ms is not None:
+        bases = mine.get((key[0], old.baseline)), theirs.get((key[0], new.baseline))
+        yield _of_time(old, new, *bases, kind, tolerance)
 
 
-def _of_memory(pair: RowPair, tolerance: float) -> Iterator[Change]:
-    """Bytes are counted, not sampled: what differs differs."""
-    for figure in COMPARED_BYTES:
-        assert FIGURES[figure].better == LOWER
-        old, new = getattr(pair.old, figure), getattr(pair.new, figure)
-        if old is None or new is None:
-            continue
-        times = new / old if old else float("inf") if new else 1.0
-        outcome = Effect.REGRESSION if times > 1 + tolerance else Effect.FINE
-        verdict = ChangeKind.TIE if old == new else ChangeKind.LESS if new < old else ChangeKind.MORE
-        change, between = pair.change(figure), Interval(times, times, times)
-        yield dataclasses.replace(
-            change, before=old, after=new, quotient=between, verdict=verdict, outcome=outcome
-        )  # fmt: skip
-
-
-def _of_time(pair: RowPair, by: str, tolerance: float) -> Change:
-    a, b, base_a, base_b = pair.old, pair.new, pair.old_base, pair.new_base
+def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None, by: str, tolerance: float) -> Change:
     is_baseline = b.implementation == b.baseline
     figure, old, new = "time_ms", _time(a), _time(b)
     floor, remark = _floor(a, b)
@@ -247,13 +201,17 @@ def _of_time(pair: RowPair, by: str, tolerance: float) -> Change:
         drift = base_b.time_ms / base_a.time_ms
         floor = max(floor, drift - 1, 1 / drift - 1)
         remark = f"{b.baseline} itself changed x{drift:.3f}"
-    found = reaching(quotient(new, old), floor)
+    found = quotient(new, old)
+    low, high = found.median / (1 + floor), found.median * (1 + floor)
+    found = Interval(found.median, min(found.low, low), max(found.high, high))
     verdict, outcome = judge(found, tolerance)
-    few = min(a.rounds or 0, b.rounds or 0)
+    few, untold = min(a.rounds or 0, b.rounds or 0), ""
     if few < FEWEST_ROUNDS:
-        verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, f"{few} rounds are too few for an interval"
+        untold = f"{few} rounds are too few for an interval"
     if figure == "time_ms" and any(row.time_p10_ms is None for row in (a, b)):
-        verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, "the spread of its times was not kept"
+        untold = "the spread of its times was not kept"
+    if untold:
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, untold
     if by == "ratio" and is_baseline:
         verdict, outcome = ChangeKind.DRIFT, Effect.FINE
     return Change(case_of(b), b.implementation, figure, old.median, new.median, found, verdict, outcome, remark)
@@ -276,12 +234,6 @@ def _floor(a: Record, b: Record) -> tuple[float, str]:
     return (1 + mine) * (1 + theirs) - 1, "" if len(known) == 2 else "one run has no A/A pair"
 
 
-def reaching(found: Interval, floor: float) -> Interval:
-    """The interval, extended so that it reaches at least `floor` to either side of its median."""
-    low, high = found.median / (1 + floor), found.median * (1 + floor)
-    return Interval(found.median, min(found.low, low), max(found.high, high))
-
-
 def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Effect]:
     """A quotient's verdict, and whether it is a regression beyond `tolerance`."""
     limit = 1 + tolerance
@@ -291,8 +243,7 @@ def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Effect]:
     return (ChangeKind.TIE if found.high <= limit and found.low >= 1 / limit else ChangeKind.UNCLEAR), outcome
 
 
-def _unmatched(mine: dict[Any, Record], theirs: dict[Any, Record]) -> Iterator[str]:
-    """Which rows only one run has."""
+def _unmatched(mine: Rows, theirs: Rows) -> Iterator[str]:
     for which, rows, others in (("first", mine, theirs), ("second", theirs, mine)):
         alone = [row for key, row in rows.items() if key not in others and row.status is not Status.SKIPPED]
         if alone:
@@ -350,7 +301,7 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
     for which, run in zip(("first", "second"), runs, strict=True):
         if any(record.other_processes for record in run.records):
             yield f"Another process used the GPU during the {which} run."
-        if by in {"ratio", "time"} and any(r.time_ms is not None and not r.samples_ms for r in run.records):
+        if by in {"ratio", "time"} and any(row.time_ms is not None and not row.samples_ms for row in run.records):
             yield f"The {which} run has rows without samples; their intervals come from the rows alone."
 
 
@@ -366,7 +317,8 @@ HEADS = ("tokens", "implementation", "before", "after", "change", "interval", "v
 INTERVAL = (
     "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, holds "
     "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. Differences between processes "
-    "that the code does not cause (memory layout, autotuning) are in the quotient and not in the interval."
+    "that the code does not cause (memory layout, autotuning) are in the quotient and not in the interval. "
+    "tie: within {tolerance:.2%} for sure; unclear: the interval contains 1 and reaches further."
 )
 METHODS = {
     "ratio": "before, after: median ratio to the baseline in the same rounds of one run, so that the machine's drift "
@@ -376,13 +328,14 @@ METHODS = {
     "memory": "MiB, counted and not sampled: every difference is real.",
     "status": "Rows that are ok in both runs are counted and not listed; nothing was timed.",
 }
+"""What the compared figures are and how their intervals are made."""
 
 
 def comparison_tables(found: Comparison) -> Iterator[RenderableType]:
     """One table per shape, scope, mode and dtype, how to read them, and what stands against believing them."""
     for grid in _grids(found, marked=False):
         yield grid.terminal()
-    yield from dim((method(found), *remarks(found)))
+    yield from dim((METHODS[found.by].format(tolerance=found.tolerance), *remarks(found)))
     for warning in found.warnings:
         yield Text(f"Warning: {warning}", "yellow")
     yield Text(conclusion(found), STYLES[found.outcome])
@@ -394,7 +347,7 @@ def comparison_markdown(found: Comparison) -> str:
     parts += ["\n".join(f"> **Warning:** {warning}" for warning in found.warnings)]
     for grid in _grids(found, marked=True):
         parts += [f"**{grid.title}**", grid.markdown()]
-    parts += ["\n".join(remarks(found)), f"<sub>{method(found)}</sub>"]
+    parts += ["\n".join(remarks(found)), f"<sub>{METHODS[found.by].format(tolerance=found.tolerance)}</sub>"]
     return "\n\n".join(filter(None, parts))
 
 
@@ -412,14 +365,6 @@ def conclusion(found: Comparison) -> str:
     return f"{spread}: {ends[found.outcome]}" if spread else "Nothing to compare was ok in either run."
 
 
-def method(found: Comparison) -> str:
-    """What the compared figures are and how their intervals are made."""
-    text = METHODS[found.by]
-    if found.by in {"ratio", "time"}:
-        text += f" tie: within {found.tolerance:.2%} for sure; unclear: the interval contains 1 and reaches further."
-    return text
-
-
 def remarks(found: Comparison) -> Iterator[str]:
     """Remarks on single rows; the same remark once, with all rows that it is about."""
     for remark, changes in grouped(found.changes, lambda change: change.remark).items():
@@ -435,26 +380,19 @@ def _grids(found: Comparison, marked: bool) -> Iterator[Grid]:
     for case, changes in grouped(shown, lambda change: change.case[:-1]).items():
         rows = []
         for change in sorted(changes, key=lambda change: change.case[-1]):
-            tokens, name, *cells, verdict = _cells(change)
+            unit = FIGURES[change.figure].unit
+            name = change.implementation + (f", {change.figure.removesuffix('_bytes')}" if unit == "B" else "")
+            verdict = change.verdict + (" !" if change.outcome is Effect.REGRESSION else "")
             if marked:
                 name, verdict = f"`{name}`", f"**{verdict}**" if change.outcome is not Effect.FINE else verdict
-            styled: Cell = Text(verdict, STYLES[change.verdict])
-            rows.append([*map(Text, (tokens, name, *cells)), styled])
+            figures = [_figure(unit, value) for value in (change.before, change.after)]
+            times, interval, ends = "", "", change.quotient
+            if ends:
+                times = f"x{ends.median:.3f}"
+                interval = f"{ends.low:.3f}-{ends.high:.3f}" if ends.low != ends.high else ""
+            cells = (str(change.case[-1]), name, *figures, times, interval)
+            rows.append([*map(Text, cells), Text(verdict, STYLES[change.verdict])])
         yield Grid(HEADS, rows, table_label(case), text={"implementation", "verdict"}, wrap={"implementation"})
-
-
-def _cells(change: Change) -> list[str]:
-    """The cells of a change, in the order of HEADS."""
-    unit = FIGURES[change.figure].unit
-    name = change.implementation + (f", {change.figure.removesuffix('_bytes')}" if unit == "B" else "")
-    figures = [_figure(unit, value) for value in (change.before, change.after)]
-    times, interval = "", ""
-    if change.quotient:
-        times = f"x{change.quotient.median:.3f}"
-        if change.quotient.low != change.quotient.high:
-            interval = f"{change.quotient.low:.3f}-{change.quotient.high:.3f}"
-    verdict = change.verdict + (" !" if change.outcome is Effect.REGRESSION else "")
-    return [str(change.case[-1]), name, *figures, times, interval, verdict]
 
 
 def _figure(unit: str, value: float | None) -> str:

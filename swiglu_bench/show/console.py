@@ -16,7 +16,7 @@ from rich.table import Column
 from swiglu_bench.rows.finished_run import case_label, case_of
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.table import TABLE, by_reason
-from swiglu_bench.show.times import caution_lines, time_line
+from swiglu_bench.show.tables import caution_lines, time_line
 
 if TYPE_CHECKING:
     from swiglu_bench.show.wandb_run import WandbRun
@@ -225,5 +225,4 @@ class TrainingProgress(Bar):
 
 
 def _duration(seconds: float) -> str:
-    """A duration as hours:minutes:seconds."""
     return str(datetime.timedelta(seconds=round(seconds)))

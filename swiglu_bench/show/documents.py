@@ -1,4 +1,4 @@
-"""Tables and pictures of documents and folders, made from runs, so that no figure is typed by hand.
+"""Tables of documents and pictures in folders, made from runs, so that no figure is typed by hand.
 
 A document holds marked blocks; `python -m swiglu_bench.show.documents tables README.md` (`make readme`) fills those of
 tables again, `... figures README.md` (`make figures`) makes the pictures in docs/figures and fills the others:
@@ -10,16 +10,17 @@ Names after the path choose the rows; without any, all are shown. Among them `fi
 CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
 `scope=mlp`, or another column, keeps the rows that have that value. A block
 `<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
-and `<!-- columns: FILE FIRST LAST -->` from what is declared of the columns of such a file.
+`<!-- winners: RUN NAMES -->` says who is the fastest at each token count,
+and `<!-- columns: FILE FIRST LAST -->` what is declared of the columns of such a file.
 
 `<!-- figure: RUN speed-up NAMES -->` is a picture: after the run comes the question, as `report --svg` names it. The
 question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-bench tp` `scaling`, with rows chosen as
-`mode=step`. A block `<!-- sentence: RUN NAMES -->` says in short what the run shows,
-`<!-- winners: RUN NAMES -->` is a table of who is the fastest at each token count.
+`mode=step`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib.util
 import json
@@ -38,17 +39,15 @@ from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout, read_rows
 from swiglu_bench.show import ranking, tables
-from swiglu_bench.show.csv_file import CHECK_COLUMNS
-from swiglu_bench.show.sections import caption, load, only, sections, training_caption
-from swiglu_bench.show.table import Grid, by, figure_grid
+from swiglu_bench.show.sections import load, only, sections
+from swiglu_bench.show.table import Grid, across, by, figure_grid
+from swiglu_bench.show.text import CHECK_COLUMNS
 
 if TYPE_CHECKING:
     from swiglu_bench.show.charts import Picture
 
 Row = TypeVar("Row")
-TOKENS = "tokens"
 Make = Callable[[Path, list[str]], str]
-"""What fills a block, from the path and the words after it."""
 NEEDS = ("altair", "vl_convert")
 GROUND = {False: "#ffffff", True: "#0d1117"}
 """Opaque, so that a picture reads the same wherever it stands."""
@@ -65,7 +64,7 @@ def picture(chart: Picture, form: Literal["png", "svg"], dark: bool = False) -> 
     """The chart with its title; PNG at twice its size, for dense screens."""
     import vl_convert
 
-    from swiglu_bench.show.drawing import theme
+    from swiglu_bench.show.charts import theme
 
     spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark]), "padding": PADDING})
     if form == "svg":
@@ -112,68 +111,62 @@ def save_scaling(folder: Path, known: Sequence[str]) -> str:
         return f"No scaling figure: {reason}."
 
 
-def time_table(rows: Iterable[Record], across: str = TOKENS) -> str:
-    """Implementations down, token counts or shapes across: median time, ratio to the baseline, the fastest in bold."""
-    timed = [row for row in rows if row.time_ms is not None and row.status is Status.OK]
-    fastest = [ranking.quickest(same) for same in by(timed, across)]
+def rows_table(path: Path, words: Sequence[str]) -> str:
+    """Implementations down, token counts or shapes across: median time and ratio to the baseline, or one figure.
 
-    def cell(row: Record) -> str:
-        text = f"{row.time_ms:.3f} ms"
-        if row.interval:
-            text += " (baseline)" if row.implementation == row.baseline else f" ({plus_minus(*row.interval)})"
-        elif not row.comparable:
-            text += " (dX only)"
-        return f"**{text}**" if any(row is first for first in fastest) else text
-
-    return _over(across, timed, cell)
-
-
-def figure_table(rows: Iterable[Record], figure: str, across: str = TOKENS) -> str:
-    """Implementations down, token counts or shapes across: one figure of records.csv; bytes are shown as MiB.
-
-    Raises ValueError where the rows have no such figure, or several for one cell.
+    The fastest is bold, and bytes are shown as MiB. Raises ValueError where the rows have no such figure, or several
+    for one cell.
     """
-    known = [row for row in rows if figure in COLUMNS and getattr(row, figure) is not None]
+    options = dict(word.split("=", 1) for word in words if word.startswith(("figure=", "across=")))
+    column, figure = options.get("across", "tokens"), options.get("figure", "")
+    rows = choose(read_rows(path), [word for word in words if not word.startswith(("figure=", "across="))])
+    if figure:
+        known = [row for row in rows if figure in COLUMNS and getattr(row, figure) is not None]
+    else:
+        known = [row for row in rows if row.time_ms is not None and row.status is Status.OK]
     if not known:
-        raise ValueError(f"figure={figure}: these rows have no such figure; results/README.md names the columns.")
-
-    def cell(row: Record) -> str:
-        value = getattr(row, figure)
-        if FIGURES[figure].unit == "B":
-            return f"{value / MIB:,.0f} MiB"
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-    return _over(across, known, cell)
-
-
-def _over(across: str, rows: list[Record], cell: Callable[[Record], str]) -> str:
-    """A column for each value of `across`: of token counts in order, of shapes as they come."""
-    if len(by(rows, "implementation", across)) < len(rows):
+        raise ValueError(f"{words}: these rows have no such figure; results/README.md names the columns.")
+    if len(by(known, "implementation", column)) < len(known):
         raise ValueError(
             "Several rows for one cell; choose with scope=, mode=, dtype=, shape= or tokens=, or give across=shape."
         )
-    values = unique(getattr(row, across) for row in rows)
+    fastest = [] if figure else [ranking.quickest(same) for same in by(known, column)]
+
+    def cell(row: Record) -> str:
+        text = _figure(figure, getattr(row, figure)) if figure else _time(row)
+        return f"**{text}**" if any(row is first for first in fastest) else text
+
+    values = unique(getattr(row, column) for row in known)
     heads = [f"`{value}`" for value in values]
-    if across == TOKENS:
+    if column == "tokens":
         values.sort()
         heads = [f"{count:,}" for count in values]
-    lines = []
-    for name, own in grouped(rows, attrgetter("implementation")).items():
-        cells = {getattr(row, across): cell(row) for row in own}
-        lines.append([f"`{name}`", *(cells.get(value, "") for value in values)])
-    return Grid([across, *heads], lines, text={across}).markdown()
+    return dataclasses.replace(across(column, known, values, cell, column), heads=[column, *heads]).markdown()
 
 
-def training_table(rows: Iterable[Record]) -> str:
-    """Implementations down: curve, step time, its ratio to eager's, the expected one, memory kept."""
-    timed = [row for row in rows if row.step_ms is not None]
-    name = ("implementation", lambda row: f"`{row.implementation}`")
-    columns = (name, tables.CURVE, *tables.SPEED, "saved_bytes")
+def _time(row: Record) -> str:
+    text = f"{row.time_ms:.3f} ms"
+    if row.interval:
+        return text + (" (baseline)" if row.implementation == row.baseline else f" ({plus_minus(*row.interval)})")
+    return text if row.comparable else f"{text} (dX only)"
+
+
+def _figure(name: str, value: float) -> str:
+    if FIGURES[name].unit == "B":
+        return f"{value / MIB:,.0f} MiB"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def training_table(path: Path, words: Sequence[str]) -> str:
+    """Implementations down: curve, step time, its ratio to eager's, memory kept."""
+    timed = [row for row in choose(read_layout(path, "training"), words) if row.step_ms is not None]
+    columns = (tables.NAME, tables.CURVE, *tables.SPEED, "saved_bytes")
     return figure_grid(timed, columns, text={"implementation", "curve", "verdict"}).markdown()
 
 
-def ranks_table(rows: Iterable[Record]) -> str:
+def ranks_table(path: Path, words: Sequence[str]) -> str:
     """Token counts and numbers of GPUs down: the baseline's communication, then each implementation's time."""
+    rows = choose(read_layout(path, "tp"), words)
     timed = [row for row in rows if row.time_ms is not None and row.ranks > 1]
     names = unique(row.implementation for row in timed)
     lines = []
@@ -199,7 +192,11 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
 
     Those that a file has in common with one before it are named and not described.
     """
-    names, own = _declared()[path.name]
+    declared = {layout.file: (layout.header(), _new_columns(layout)) for layout in LAYOUTS.values()}
+    declared[LAYOUTS["run"].file] = COLUMNS, FIGURES
+    declared |= {LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()}
+    declared[CHECKS] = CHECK_COLUMNS, figures(TensorCheck)
+    names, own = declared[path.name]
     if words:
         first, last = map(names.index, words)
         names = names[first : last + 1]
@@ -210,40 +207,10 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
-    """Of every file the columns, and what is declared of those that are not as in a file before it."""
+def _new_columns(layout: FileLayout) -> dict[str, Figure]:
+    """What is declared of the columns of a file that records.csv has not, by their names in it."""
     new = {name: figure for name, figure in FIGURES.items() if name not in COLUMNS}
-    return {
-        **{
-            layout.file: (layout.header(), FIGURES if kind == "run" else new | _renamed(layout))
-            for kind, layout in LAYOUTS.items()
-        },
-        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
-        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)),
-    }
-
-
-def _renamed(layout: FileLayout) -> dict[str, Figure]:
-    return {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
-
-
-def fill_tables(document: Path) -> str:
-    """The document's text with every marked table made again; paths are relative to the document."""
-
-    def times(path: Path, words: list[str]) -> str:
-        options = dict(word.split("=", 1) for word in words if word.startswith(("figure=", "across=")))
-        across, figure = options.get("across", TOKENS), options.get("figure")
-        rows = choose(read_rows(path), [word for word in words if not word.startswith(("figure=", "across="))])
-        return figure_table(rows, figure, across) if figure else time_table(rows, across)
-
-    def training(path: Path, words: list[str]) -> str:
-        return training_table(choose(read_layout(path, "training"), words))
-
-    def several_gpus(path: Path, words: list[str]) -> str:
-        return ranks_table(choose(read_layout(path, "tp"), words))
-
-    makers = {"table": times, "training": training, "ranks": several_gpus, "columns": columns_table}
-    return fill_blocks(document, makers)
+    return new | {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
 
 
 def fill_blocks(document: Path, makers: Mapping[str, Make]) -> str:
@@ -284,13 +251,10 @@ def fill_figures(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]
 
     def figure(source: Path, words: list[str]) -> str:
         question, *chosen = words
-        chart: Picture
-        if question == "scaling":
-            name, chart, said = _scaling(source, chosen)
-        elif source.suffix == ".csv":
-            name, (chart, said) = f"{source.stem}-{question}", pairs(source)
-        else:
-            name, chart, said = _of_run(source, question, chosen)
+        make = _scaling if question == "scaling" else _pairs if source.suffix == ".csv" else _of_run
+        name, chart = make(source, question, chosen)
+        title = chart.to_dict()["title"]
+        said = title if isinstance(title, str) else " ".join([title["text"], *title.get("subtitle", ())])
         light, dark = (folder / f"{name}{end}.svg" for end in ("", "-dark"))
         files.update({document.parent / light: (chart, False), document.parent / dark: (chart, True)})
         return (
@@ -298,67 +262,51 @@ def fill_figures(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]
             f'  <img src="{light.as_posix()}" alt="{html.escape(said)}">\n</picture>'
         )
 
-    def sentence(source: Path, names: list[str]) -> str:
-        return _said(_chosen(source, names))
-
-    return fill_blocks(document, {"figure": figure, "sentence": sentence, "winners": _winners}), files
+    return fill_blocks(document, {"figure": figure}), files
 
 
 def _chosen(source: Path, names: Sequence[str]) -> list[FinishedRun]:
     return only([load(source)], names) if names else [load(source)]
 
 
-def _winners(source: Path, names: Sequence[str]) -> str:
+def winners_table(source: Path, names: Sequence[str]) -> str:
     """Token counts down: the baseline's time, who is the fastest, ties included, and how many times as fast."""
-    from swiglu_bench.show.charts import colours, style_of
-
-    runs = _chosen(source, names)
-    section, *_ = sections(runs)
-    style = style_of(section, colours(runs))
+    section, *_ = sections(_chosen(source, names))
     times = {row.tokens: row.time_ms or 0.0 for row in section.timed if row.implementation == row.baseline}
-    lines = []
+    order, lines = unique(row.implementation for row in section.rows), []
     for place in sorted(ranking.places(section.rows), key=lambda place: place.tokens):
-        first = together([f"`{name}`" for name in style.standing(place.first)])
+        first = together([f"`{name}`" for name in sorted(place.first, key=order.index)])
         lines.append([f"{place.tokens:,}", f"{times[place.tokens]:.3f} ms", first, f"{place.speedup:.2f}"])
     return Grid(["tokens", f"`{section.baseline}`", "fastest", "times as fast"], lines, text={"fastest"}).markdown()
 
 
-def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture, str]:
-    """The chart of a run that answers a question: its name, itself, and what it shows in a sentence."""
+def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture]:
     from swiglu_bench.show.charts import pictures
 
-    runs = _chosen(source, names)
-    found = [(name, chart) for name, chart in pictures(runs) if name.endswith(f"-{question}")]
+    found = [(name, chart) for name, chart in pictures(_chosen(source, names)) if name.endswith(f"-{question}")]
     if len(found) != 1:
         raise BadInput(f"{source} has {len(found)} charts {question!r}; a figure is one.")
     ((name, chart),) = found
     if isinstance(chart, str):
         raise BadInput(f"{source} has no chart {question!r}: {chart}")
-    return name, chart, _said(runs)
+    return name, chart
 
 
-def _said(runs: Sequence[FinishedRun]) -> str:
-    """What a run shows, in short."""
-    run, *_ = runs
-    return training_caption(run.training) if run.training else caption(sections(runs)[0])
-
-
-def _scaling(source: Path, words: Sequence[str]) -> tuple[str, Picture, str]:
+def _scaling(source: Path, question: str, words: Sequence[str]) -> tuple[str, Picture]:
     """The figure of a tp.csv, of the implementations and the values of columns that the words name."""
     from swiglu_bench.show.charts import scaling, scaling_points
 
     rows = choose(read_layout(source, "tp"), words)
     if not rows:
         raise BadInput(f"{source}: no row is of {' '.join(words)}.")
-    names, shapes = (unique(getattr(row, column) for row in rows) for column in ("implementation", "shape"))
-    gpus = ", ".join(map(str, sorted({row.ranks for row in rows} | {1})))
-    said = f"Time and efficiency of {', '.join(names)} at {', '.join(shapes)}, on {gpus} GPUs."
     known = read_about(source.parent)["settings"]["implementations"]
-    return f"scaling-{'-'.join(shapes)}", scaling(scaling_points(rows), known), said
+    return f"{question}-{'-'.join(unique(row.shape for row in rows))}", scaling(scaling_points(rows), known)
 
 
-def pairs(path: Path) -> tuple[Picture, str]:
-    """The chart of A/A pairs, and what it shows. Raises BadInput for a file that `noise` did not write."""
+def _pairs(path: Path, question: str, words: Sequence[str]) -> tuple[str, Picture]:
+    """The chart of A/A pairs. Raises BadInput for a file that `noise` did not write."""
+    from swiglu_bench.show.charts import pairs
+
     try:
         rows = sorted(csv_table.texts(path), key=lambda row: float(row["ratio"]))
         names = ("ratio", "ratio_low", "ratio_high")
@@ -369,23 +317,23 @@ def pairs(path: Path) -> tuple[Picture, str]:
         floor = 100 * statistics.median(float(row["noise"]) for row in rows)
     except (OSError, KeyError, ValueError) as error:
         raise BadInput(f"{path}: expected a CSV that `swiglu-bench noise` wrote, got {one_line(error)}.") from None
-    from swiglu_bench.show import charts
-
     seen = sum(row["verdict"] != "tie" for row in data)
-    without_1 = sum(row["ratio_low"] > 0 or row["ratio_high"] < 0 for row in data)
-    said = (
-        f"{len(rows)} pairs of the same call under two names: {without_1} of the 95% intervals exclude no difference, "
-        f"and {seen} pairs get a verdict."
-    )
-    subtitle = f"{len(rows)} A/A pairs, {without_1} intervals without 0, {seen} verdicts; dashed: median noise floor"
-    return charts.pairs(data, floor, subtitle), said
+    without = sum(row["ratio_low"] > 0 or row["ratio_high"] < 0 for row in data)
+    subtitle = f"{len(rows)} A/A pairs, {without} intervals without 0, {seen} verdicts; dashed: median noise floor"
+    return f"{path.stem}-{question}", pairs(data, floor, subtitle)
+
+
+TABLES: dict[str, Make] = {
+    "table": rows_table, "training": training_table, "ranks": ranks_table, "columns": columns_table,
+    "winners": winners_table,
+}  # fmt: skip
 
 
 def main(what: str, *names: str) -> None:
     """Fill the blocks of `tables` or `figures` in these documents again."""
     for document in map(Path, names):
         if what == "tables":
-            document.write_text(fill_tables(document), encoding="utf-8")
+            document.write_text(fill_blocks(document, TABLES), encoding="utf-8")
             continue
         filled, made = fill_figures(document)
         for path, (chart, dark) in made.items():

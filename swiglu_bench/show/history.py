@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -16,81 +15,56 @@ from rich.text import Text
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows.finished_run import FinishedRun, case_of, find_runs, load_run
 from swiglu_bench.rows.record import COLUMNS as ROW
-from swiglu_bench.rows.record import FAILED, FIGURES, LAYOUTS, SCHEMA_VERSION, Status, grouped, unique
+from swiglu_bench.rows.record import FAILED, FIGURES, LAYOUTS, SCHEMA_VERSION, Record, Status, grouped, unique
 from swiglu_bench.show import text
 from swiglu_bench.show.ranking import median_ratios, totals, workload_of
 from swiglu_bench.show.table import TABLE, Cell, Grid, by
 
 NAME = "implementation"
+COLUMNS = (
+    "began", "command", "device", "shapes", "scopes", "dtypes", "tokens", "cases", "implementations", "ok", "skipped",
+    "failed", "best", "best_ratio", "version", "folder", "problem",
+)  # fmt: skip
+"""What is told of each run; of one that cannot be read only its folder and the problem."""
+Line = dict[str, Any]
 SHOWN = ("began", "command", "device", "what", "tokens", "rows", "best", "folder")
 DISPENSABLE = ("device", "best", "tokens", "what")
 """What is left out, in this order, until each run fits into one line."""
 
 
-@dataclass(frozen=True)
-class PastRun:
-    """One line of the history. A run that cannot be read has a folder and a `problem` only."""
-
-    began: str = ""
-    command: str = ""
-    device: str = ""
-    shapes: Sequence[str] = ()
-    scopes: Sequence[str] = ()
-    dtypes: Sequence[str] = ()
-    tokens: Sequence[int] = ()
-    cases: int | str = ""
-    implementations: int | str = ""
-    ok: int | str = ""
-    skipped: int | str = ""
-    failed: int | str = ""
-    best: str = ""
-    best_ratio: float | str | None = ""
-    version: str = ""
-    folder: str = ""
-    problem: str = ""
-
-    def row(self) -> dict[str, Any]:
-        """For a program: every field, sequences as lists, and nothing where a run could not be read."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: ("" if self.problem else list(of)) if isinstance(of, tuple | list) else of
-                for name, of in fields.items()}  # fmt: skip
-
-
-COLUMNS = tuple(field.name for field in dataclasses.fields(PastRun))
-
-
-def lines(root: Path) -> list[PastRun]:
+def lines(root: Path) -> list[Line]:
     """What each run was, newest first; one that cannot be read stands last."""
     found = []
     for folder in find_runs(root):
+        told = dict.fromkeys(COLUMNS, "") | {"folder": str(folder)}
         try:
-            found.append(_line(folder))
+            found.append(told | _line(load_run(folder, beside=False)))
         except BadInput as error:
-            found.append(PastRun(folder=str(folder), problem=str(error)))
-    return sorted(found, key=lambda line: line.began, reverse=True)
+            found.append(told | {"problem": str(error)})
+    return sorted(found, key=itemgetter("began"), reverse=True)
 
 
-def _line(folder: Path) -> PastRun:
-    rows = (run := load_run(folder, beside=False)).records
+def _line(run: FinishedRun) -> Line:
+    rows = run.records
     statuses, ratios = [row.status for row in rows], median_ratios(rows)
     best = min(ratios, key=lambda name: ratios[name], default="")
 
     def each(column: str) -> list[Any]:
         return unique(getattr(row, column) for row in rows)
 
-    return PastRun(
-        began=min((row.timestamp for row in rows if row.timestamp), default="").replace("T", " ").rstrip("Z"),
-        command=run.command, device=", ".join(each("device")), shapes=each("shape"), scopes=each("scope"),
-        dtypes=each("dtype"), tokens=sorted(each("tokens")), cases=len({case_of(row) for row in rows}),
-        implementations=len(each(NAME)), ok=statuses.count(Status.OK), skipped=statuses.count(Status.SKIPPED),
-        failed=sum(map(statuses.count, FAILED)), best=best, best_ratio=ratios.get(best),
-        version=", ".join(each("version")), folder=str(folder),
-    )  # fmt: skip
+    return {
+        "began": min((row.timestamp for row in rows if row.timestamp), default="").replace("T", " ").rstrip("Z"),
+        "command": run.command, "device": ", ".join(each("device")), "shapes": each("shape"), "scopes": each("scope"),
+        "dtypes": each("dtype"), "tokens": sorted(each("tokens")), "cases": len({case_of(row) for row in rows}),
+        "implementations": len(each(NAME)), "ok": statuses.count(Status.OK),
+        "skipped": statuses.count(Status.SKIPPED), "failed": sum(map(statuses.count, FAILED)), "best": best,
+        "best_ratio": ratios.get(best), "version": ", ".join(each("version")),
+    }  # fmt: skip
 
 
-def history_tables(found: Sequence[PastRun], root: Path, width: int) -> Iterator[RenderableType]:
+def history_tables(found: Sequence[Line], root: Path, width: int) -> Iterator[RenderableType]:
     """The runs as a table, folders as seen from `root`; what could not be read under it."""
-    rows = [_cells(line, root) for line in found if not line.problem]
+    rows = [_cells(line, root) for line in found if not line["problem"]]
     wide = {name: max([len(name), *(cells[name].cell_len for cells in rows)]) for name in SHOWN}
     shown = list(SHOWN)
     for name in DISPENSABLE:
@@ -98,8 +72,8 @@ def history_tables(found: Sequence[PastRun], root: Path, width: int) -> Iterator
             shown.remove(name)
     yield Grid(shown, [[cells[name] for name in shown] for cells in rows], text=shown, wrap={"folder"}).terminal()
     for line in found:
-        if line.problem:
-            yield Text(f"not read: {line.problem}", "yellow")
+        if line["problem"]:
+            yield Text(f"not read: {line['problem']}", "yellow")
     if "best" in shown:
         yield Text("best: the implementation with the lowest median ratio to the baseline.", "dim")
     if len(shown) < len(SHOWN):
@@ -107,17 +81,15 @@ def history_tables(found: Sequence[PastRun], root: Path, width: int) -> Iterator
         yield Text(f"Not shown in {width} columns: {left_out}.", "dim")
 
 
-def _cells(line: PastRun, root: Path) -> dict[str, Text]:
-    """What the table shows of a run."""
-    rows = Text(f"{line.ok} ok")
-    if line.failed:
-        rows.append(f", {line.failed} failed", "bold red")
-    best = Text.assemble(line.best, (f" x{line.best_ratio:.3f}", "dim")) if line.best else Text("")
-    return {
-        "began": Text(line.began[:16]), "command": Text(line.command), "device": Text(line.device),
-        "what": Text(f"{_listed(line.shapes)} {_listed(line.scopes)}"), "tokens": Text(_listed(line.tokens)),
-        "rows": rows, "best": best, "folder": Text(str(Path(line.folder).relative_to(root))),
+def _cells(line: Line, root: Path) -> dict[str, Text]:
+    rows = Text.assemble(f"{line['ok']} ok", (f", {line['failed']} failed" if line["failed"] else "", "bold red"))
+    best = Text.assemble(line["best"], (f" x{line['best_ratio']:.3f}" if line["best"] else "", "dim"))
+    texts = {
+        "began": line["began"][:16], "command": line["command"], "device": line["device"],
+        "what": f"{_listed(line['shapes'])} {_listed(line['scopes'])}", "tokens": _listed(line["tokens"]),
+        "folder": str(Path(line["folder"]).relative_to(root)),
     }  # fmt: skip
+    return {**{name: Text(of) for name, of in texts.items()}, "rows": rows, "best": best}
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -131,8 +103,7 @@ def as_text(run: FinishedRun, form: str) -> str:
     rows = [record.own.row() for record in run.records]
     kind = run.records[0].kind if run.records else "run"
     about: dict[str, Any] = {"kind": kind, **({"schema": SCHEMA_VERSION} if kind == "run" else {}), **run.about}
-    workload = workload_of(run.about)
-    if workload:
+    if workload := workload_of(run.about):
         about["workload_totals"] = [total.row() for total in totals(run.records, workload)]
     return text.as_text(form, rows, about, rows[0] if rows else ROW)
 
@@ -148,12 +119,12 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
     figure(run, column, "--sort")
     records = []
     for group in by(run.records, *TABLE):
-        medians = []
+        known: list[tuple[float, list[Record]]] = []
+        unknown: list[tuple[float, list[Record]]] = []
         for own in by(group, NAME):
             values = [value for record in own if (value := getattr(record, column)) is not None]
-            medians.append((statistics.median(values) if values else None, own))
-        known = sorted((pair for pair in medians if pair[0] is not None), key=itemgetter(0), reverse=reverse)
-        unknown = (pair for pair in medians if pair[0] is None)
+            (known if values else unknown).append((statistics.median(values) if values else 0, own))
+        known.sort(key=itemgetter(0), reverse=reverse)
         records += [record for _, own in (*known, *unknown) for record in own]
     return dataclasses.replace(run, records=records)
 
@@ -161,13 +132,13 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
 def figure(run: FinishedRun, column: str, option: str) -> str:
     """The column, where it is a figure of the run's rows; raises BadInput where it is not."""
     own = (name for record in run.records for name in LAYOUTS[record.kind].columns())
-    known = [name for name in dict.fromkeys((*ROW, *own)) if FIGURES[name].is_number]
+    known = [name for name in unique((*ROW, *own)) if FIGURES[name].is_number]
     if column not in known:
         raise BadInput(f"{option}: {column!r} is not a figure of the run's rows; {did_you_mean(column, known)}")
     return column
 
 
-def pivot(run: FinishedRun, column: str) -> list[dict[str, Any]]:
+def pivot(run: FinishedRun, column: str) -> list[Line]:
     """One row per implementation and table, one column per token count: the column's value at that case."""
     tokens = sorted({record.tokens for record in run.records})
     rows = []
@@ -179,7 +150,7 @@ def pivot(run: FinishedRun, column: str) -> list[dict[str, Any]]:
     return rows
 
 
-def pivot_tables(rows: Sequence[dict[str, Any]], column: str) -> Iterator[RenderableType]:
+def pivot_tables(rows: Sequence[Line], column: str) -> Iterator[RenderableType]:
     """A pivot as a table each for what rows have in common."""
     for head, group in grouped(rows, itemgetter(*TABLE)).items():
         _, *tokens = (name for name in group[0] if name not in TABLE and any(row[name] is not None for row in group))
@@ -189,7 +160,7 @@ def pivot_tables(rows: Sequence[dict[str, Any]], column: str) -> Iterator[Render
         yield Text(f"No row has {column}.", "yellow")
 
 
-def pivot_markdown(rows: Sequence[dict[str, Any]]) -> str:
+def pivot_markdown(rows: Sequence[Line]) -> str:
     """A pivot as one Markdown table; empty without rows."""
     cells: list[list[Cell]] = [list(map(_short, row.values())) for row in rows]
     return Grid(list(rows[0]), cells, text={*TABLE, NAME}).markdown() if rows else ""

@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 from altair.utils.schemapi import debug_mode
 from rich.text import Text
 
 from swiglu_bench.machine.sources import standing
 from swiglu_bench.rows.figures import size, together, token_text
-from swiglu_bench.rows.finished_run import FinishedRun, FinishedTraining
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
 from swiglu_bench.show import ranking
-from swiglu_bench.show.charts import answers, colours, dash, drawn, frozen, style_of, training_charts
-from swiglu_bench.show.drawing import FORMS, Style, theme
+from swiglu_bench.show.charts import Chart, Style, answers, colours, style_of, theme, training_charts
 from swiglu_bench.show.ranking import Winner, workload_of
-from swiglu_bench.show.sections import WORK, Section, by_work, caption, remarks, sections, training_caption
-from swiglu_bench.show.table import STYLES, VERDICT_STYLES, Cell, Grid, across, meaning
-from swiglu_bench.show.tables import SYMBOLS, training_grids, training_remarks, workload_grids
-from swiglu_bench.show.times import compared
+from swiglu_bench.show.sections import Section, by_work, caption, remarks, sections
+from swiglu_bench.show.table import STYLES, Cell, Grid, across, meaning
+from swiglu_bench.show.tables import (
+    SYMBOLS,
+    compared,
+    contract_grids,
+    contract_reasons,
+    training_grids,
+    training_remarks,
+    workload_grids,
+)
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
-"""What of the chart libraries the page's own script uses."""
 OPEN = 4
 """Sections that are not folded: the first of the page, which have the most rows."""
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
 """What rows say of the machine, where there is no run.json."""
 BEHIND = "†"
 """Marks runs of other kernels than those of this checkout."""
-DEEP = 0.5
-"""A gain over the baseline of this share has the deepest colour."""
+WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it",
+        "experts": "x and its routing to out: sort, products, gate and weighted sum"}  # fmt: skip
 Spec = dict[str, Any]
 
 
@@ -48,16 +53,19 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.globals["meaning"] = meaning
+    environment.globals |= {"meaning": meaning, "token_text": token_text}
     numbers, specs = colours(runs), list[Spec]()
     found = [(section, style_of(section, numbers)) for section in by_work(sections(runs))]
     shown = []
     for number, (section, style) in enumerate(found, start=1):
         progress(f"section {number} of {len(found)}: {section.title}")
         shown.append(_section(section, style, specs))
-    shown += [_training(run, run.training, Style(numbers), specs) for run in runs if run.training]
+    shown += [_training(run, Style(numbers), specs) for run in runs if run.losses is not None]
     described = (str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
     devices = unique([*(section.device for section, _ in found if section.device), *described])
+    themes = {name: theme(name == "dark") for name in ("light", "dark")}
+    for own in themes.values():
+        own["legend"] |= {"orient": "bottom", "columns": 4}
     return environment.get_template("page.html").render(
         title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
         matrix=matrix([pair for pair in found if pair[0].kind == "time"]),
@@ -66,16 +74,17 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
         open=OPEN,
         audits=[audit(run) for run in runs if run.audit],
         machines=machines(runs),
-        runs=[{"name": run.label, "commands": run.commands, "settings": _settings(run)} for run in runs],
+        runs=[
+            {"name": run.label, "commands": run.commands, "settings": run.about.get("settings") or {}} for run in runs
+        ],
         made_by=made_by,
         libraries=_libraries(),
-        data=_json({"charts": specs, "themes": {"light": theme(dark=False), "dark": theme(dark=True)}}),
+        data=_json({"charts": specs, "themes": themes}),
     )
 
 
 @functools.cache
 def _libraries() -> str:
-    """Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
 
     return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
@@ -84,9 +93,6 @@ def _libraries() -> str:
 def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any]:
     """What the template shows of a section; its charts go to the end of `specs`."""
     found = list(answers(section, style))
-    names = unique(row.implementation for row in section.rows if row.status in {Status.OK, Status.INCORRECT})
-    alike = [f"{name} stands for {together(others)}, which tie with it in every case."
-             for name, others in style.alike.items()]  # fmt: skip
     grids = [figures(shape, rows) for shape, rows in grouped(section.timed, attrgetter("shape")).items()]
     grids += [grid for run in section.runs for grid in workload_grids(section.of(run), workload_of(run.about))]
     return {
@@ -97,74 +103,50 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
         "runs": together([marked_run(run) for run in section.runs]),
         "memory_from": together(section.memory_from),
         "headline": caption(section),
-        "remarks": [*alike, *remarks(section)],
-        "names": [_chip(name, style) for name in names],
-        "charts": [_charts(answer.charts[0][1].title.text, answer.charts, specs) for answer in found if answer.charts],
-        "absent": unique(answer.reason for answer in found if answer.reason),
+        "remarks": list(remarks(section)),
+        "charts": [_charts(charts[0][1].title.text, charts, specs) for _, charts, _ in found if charts],
+        "absent": unique(reason for _, _, reason in found if reason),
         "grids": grids,
         **_problems(section.rows),
     }
 
 
-def _training(run: FinishedRun, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
-    """What the template shows of a training run, in the same places."""
-    first, settings = next(iter(trained.summaries), None), trained.about.get("settings", {})
+def _training(run: FinishedRun, style: Style, specs: list[Spec]) -> dict[str, Any]:
+    rows = run.summaries
+    first, settings = next(iter(rows), None), run.about.get("settings", {})
     workload = settings.get("workload", {})
     work = [f"blocks {workload['hidden']}x{workload['intermediate']}"] if workload else []
     work += [f"{first.steps} steps from {first.seeds} seed{'s' * (first.seeds != 1)}"] if first and first.steps else []
     work += [str(settings["data"])] if settings.get("data") else []
-    charts, absent, hidden = list[dict[str, Any]](), list[str](), frozen(trained)
-    for question, about, chart in training_charts(trained, style):
-        if isinstance(chart, str):
-            absent.append(chart)
-        else:
-            chart.usermeta = {"about": about}
-            charts.append(_charts(question, [("", chart)], specs))
-    title = f"training of {first.model if first else 'nothing'}"
+    charts = list(training_charts(run, style))
+    ended = sum(row.final_loss is not None for row in rows)
     return {
         "kind": "training",
-        "title": ", ".join(filter(None, [title, settings.get("dtype", "")])),
+        "title": ", ".join(filter(None, [f"training of {first.model if first else ''}", settings.get("dtype", "")])),
         "work": "; ".join(work),
         "device": first.device if first else "",
         "runs": marked_run(run),
         "memory_from": "",
-        "headline": training_caption(trained),
-        "remarks": list(training_remarks(trained.summaries)),
-        "names": [
-            _chip(name, style) | {"shown": name not in hidden, "dash": dash(name, style), "point": ""}
-            for name in drawn(trained)
-        ],
-        "charts": charts,
-        "absent": absent,
-        "grids": list(training_grids(trained.summaries)),
+        "headline": f"{ended} of {len(rows)} trained to the end",
+        "remarks": list(training_remarks(rows)),
+        "charts": [_charts(question, [("", chart)], specs) for question, chart in charts if not isinstance(chart, str)],
+        "absent": [chart for _, chart in charts if isinstance(chart, str)],
+        "grids": list(training_grids(rows)),
         "failed": [],
         "problems": None,
     }
 
 
-def _charts(question: str, charts: Sequence[tuple[str, alt.LayerChart]], specs: list[Spec]) -> dict[str, Any]:
-    """A question with its charts."""
-    options: list[dict[str, Any]] = [
-        {"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))
-    ]
-    specs += [_for_page(chart.to_dict(validate=False), question) for _, chart in charts]
-    return {"question": question, "about": specs[options[0]["chart"]]["usermeta"]["about"], "options": options}
-
-
-def _for_page(spec: Spec, question: str) -> Spec:
-    """A chart without what the page says or decides itself: title, theme, width."""
-    spec = {name: value for name, value in spec.items() if name not in {"title", "config", "$schema"}}
-    meta = spec["usermeta"] | {"question": question}
-    return spec | {"usermeta": meta, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
-
-
-def _chip(name: str, style: Style) -> dict[str, Any]:
-    """An entry of the list of names, which is the charts' legend."""
-    point = "square" if FORMS.index(style.shape(name)) % 2 == 1 else "circle"
-    return {
-        "name": name, "colour": style.colour(name), "shown": name not in style.hidden(), "label": style.label(name),
-        "dash": style.dash(name), "point": point,
-    }  # fmt: skip
+def _charts(question: str, charts: Sequence[tuple[str, Chart]], specs: list[Spec]) -> dict[str, Any]:
+    """A question with its charts, which go to `specs` without what the page says or decides itself: title and width."""
+    options = [{"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))]
+    for _, chart in charts:
+        spec = {
+            name: of for name, of in chart.to_dict(validate=False).items() if name not in {"title", "config", "$schema"}
+        }
+        spec["usermeta"]["question"] = question
+        specs.append(spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}})
+    return {"question": question, "about": specs[-1]["usermeta"]["about"], "options": options}
 
 
 def figures(shape: str, rows: Sequence[Record]) -> Grid:
@@ -173,7 +155,7 @@ def figures(shape: str, rows: Sequence[Record]) -> Grid:
 
     def cell(row: Record) -> Cell:
         text = "\n".join([row.shown("time_ms"), f"{compared(row)} {row.verdict}".strip()])
-        return Text(text, VERDICT_STYLES.get(row.verdict, ""))
+        return Text(text, STYLES.get(row.verdict, ""))
 
     grid = across("tokens", rows, counts, cell)
     title = f"{shape}: time in ms, ratio to the baseline ± half its 95% interval"
@@ -203,7 +185,7 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
 
     None where no section names a winner; a section without a winner has no rows, but keeps its number.
     """
-    found = [ranking.places(section.rows) for section, _ in sections]
+    found = [list(ranking.places(section.rows)) for section, _ in sections]
     every = [place for places in found for place in places]
     counts = sorted({place.tokens for place in every})
     titles = [_title(section, [other for other, _ in sections]) for section, _ in sections]
@@ -223,7 +205,8 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
     if not groups:
         return None
     return {
-        "sentence": ranking.overall(every),
+        "cases": len(every),
+        "first": Counter(name for place in every for name in place.first).most_common(),
         "baselines": together(unique(place.baseline for place in every), "or"),
         "counts": [token_text(count) for count in counts],
         "groups": [group for group in groups if not group["split"]],
@@ -232,7 +215,6 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
 
 
 def _title(section: Section, every: Sequence[Section]) -> str:
-    """What tells a section's rows from those of the others."""
     parts = [f"{section.mode} of {section.scope}"]
     differ = [name for name in ("dtype", "routing", "device") if len({getattr(other, name) for other in every}) > 1]
     parts += [text for name in differ if (text := getattr(section, name))]
@@ -243,53 +225,25 @@ def _title(section: Section, every: Sequence[Section]) -> str:
 
 def _cell(place: Winner, style: Style) -> dict[str, Any]:
     """A cell of the matrix; of implementations that tie it names the first in the suite's list."""
-    first = style.standing(place.first)
+    first = sorted(place.first, key=list(style.slots).index)
     level = place.baseline in first
     name = place.baseline if level else first[0]
-    _, low, high = place.ratio
-    about = [f"{together(first)} tie for the first place" if first[1:] else f"{name} is the fastest"]
-    about += (
-        [] if level else [f"{place.speedup:.3f} times the speed of {place.baseline} [{1 / high:.3f}, {1 / low:.3f}]"]
-    )
-    about += [f"the next, {place.runner_up}, takes {place.longer:.1%} longer"] if place.runner_up else []
-    return {
-        "tokens": token_text(place.tokens),
-        "name": name,
-        "ties": len(first) - 1,
-        "speedup": "" if level else f"{place.speedup:.2f}×",
-        "next": f"+{place.longer:.1%}" if place.runner_up else "",
-        "colour": style.colour(name),
-        "depth": 0 if level else round(10 + 40 * min(1.0, (place.speedup - 1) / DEEP)),
-        "about": "; ".join(about),
-    }
+    return {"place": place, "first": first, "level": level, "name": name, "colour": style.colour(name)}
 
 
 def audit(run: FinishedRun) -> dict[str, Any]:
-    """The contract matrix: checks down, implementations across, a matrix per scope."""
-    matrices = []
-    for scope, cells in grouped(run.audit, attrgetter("scope")).items():
-        names = unique(cell.implementation for cell in cells)
-        by_key = {(cell.check, cell.implementation): cell for cell in cells}
-        lines = [
-            (check, [by_key.get((check, name)) for name in names]) for check in unique(cell.check for cell in cells)
-        ]
-        matrices.append({"scope": scope, "names": names, "lines": lines})
-    given = grouped(
-        (cell for cell in run.audit if cell.reason and cell.verdict is not AuditVerdict.PASS),
-        attrgetter("verdict", "check", "reason"),
-    )
-    order = [AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.NOT_RUN]
-    counts = {verdict: sum(cell.verdict is verdict for cell in run.audit) for verdict in AuditVerdict}
-    reasons: list[list[Cell]] = []
-    for (verdict, check, reason), same in sorted(given.items(), key=lambda item: order.index(item[0][0])):
-        who = ", ".join(unique(f"{cell.implementation} ({cell.scope})" for cell in same))
-        reasons.append([Text(verdict, SYMBOLS[verdict][1]), check, who, reason])
+    """The contract matrix of each scope, and the reasons of all verdicts."""
+    counts = Counter(cell.verdict for cell in run.audit)
+    checks = unique(cell.check for cell in run.audit)
+    reasons: list[list[Cell]] = [
+        [Text(verdict, SYMBOLS[verdict][1]), *others] for verdict, *others in contract_reasons(run.audit)
+    ]
     return {
         "run": run.label,
-        "matrices": matrices,
-        "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
+        "matrices": list(contract_grids(run.audit, dict(zip(checks, checks, strict=True)))),
+        "counts": ", ".join(f"{counts[verdict]} {verdict}" for verdict in AuditVerdict),
         "symbols": {verdict: symbol for verdict, (symbol, _) in SYMBOLS.items()},
-        "reasons": Grid(("verdict", "check", "implementation", "reason"), reasons) if reasons else None,
+        "reasons": Grid(("verdict", "check", "reason", "implementation"), reasons) if reasons else None,
     }
 
 
@@ -332,20 +286,6 @@ def _fact(name: str, value: Any) -> tuple[str, str]:
     if name.endswith("_w") and isinstance(value, int | float):
         return name.removesuffix("_w").replace("_", " "), f"{value:g} W"
     return name.replace("_", " "), str(value)
-
-
-def _settings(run: FinishedRun) -> str:
-    settings = run.about.get("settings")
-    return ", ".join(_facts(settings)) if isinstance(settings, dict) else ""
-
-
-def _facts(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting that was given; those of a model as its own."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _facts({own: text for own, text in value.items() if own not in settings})
-        elif value not in ("", None):
-            yield f"{name} {value}"
 
 
 def _json(value: Any) -> str:

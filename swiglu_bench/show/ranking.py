@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -26,20 +25,14 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, Verdict, verdict
 from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.figures import mebibytes, milliseconds, together
+from swiglu_bench.rows.figures import mebibytes, milliseconds
 from swiglu_bench.rows.finished_run import FinishedRun, case_of, kept_ratio, latest, ratio, table_label
-from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
+from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped
 from swiglu_bench.rows.run_folder import TOTALS
-from swiglu_bench.show.table import Cell, Grid, by_reason, dim
+from swiglu_bench.show.table import STYLES, TABLE, Cell, Grid, by_reason, dim
 
-CROWD = 8
-"""More lines than these hide each other; from here on those that tie everywhere are drawn as one."""
-NAMED = 3
-"""More winners than these are not named in one sentence about many cases."""
-WORK = ("shape", "scope", "mode", "dtype")
 Ratio = tuple[float, float, float]
 """The median over rounds, and the ends of its 95% interval."""
-ByTokens = Mapping[int, Record]
 
 
 def ranked(rows: Iterable[Record]) -> list[Record]:
@@ -61,6 +54,11 @@ def median_ratios(rows: Iterable[Record]) -> dict[str, float]:
     return {name: statistics.median(row.ratio or 0.0 for row in own) for name, own in by_name.items()}
 
 
+def with_intervals(rows: Iterable[Record]) -> list[Record]:
+    """The rows that can be ranked and have an interval, the best first."""
+    return [row for row in ranked(rows) if row.interval]
+
+
 @dataclass(frozen=True)
 class Winner:
     """Who is first at one case."""
@@ -72,9 +70,9 @@ class Winner:
     """The best, and the others that tie with it; the baseline may be one."""
     ratio: Ratio
     """The best's to the baseline."""
-    runner_up: str = ""
+    runner_up: str
     """The fastest that does not tie; empty where there is none."""
-    longer: float = 0.0
+    longer: float
     """How much more time the runner-up takes than the best, as a share of the best's; 0 where there is none."""
 
     @property
@@ -83,98 +81,30 @@ class Winner:
         return 1 / self.ratio[0]
 
 
-def with_intervals(rows: Iterable[Record]) -> list[Record]:
-    """The rows that can be ranked and have an interval, the best first."""
-    return [row for row in ranked(rows) if row.interval]
+def places(rows: Iterable[Record]) -> Iterator[Winner]:
+    """Who is first at every case, in the order of shapes and token counts; none where no baseline was timed."""
+    for case in map(with_intervals, grouped(rows, attrgetter("shape", "tokens")).values()):
+        if len(case) < 2 or not (ratio := case[0].interval):
+            continue
+        best, *others = case
+        noise = next((row.noise for row in case if row.noise is not None), 0.0)
+        ties = [row.implementation for row in others if _tie(best, row, noise)]
+        rest = next((row for row in others if row.implementation not in ties), None)
+        longer = (rest.ratio or 0.0) / ratio[0] - 1 if rest else 0.0
+        first = (best.implementation, *ties)
+        yield Winner(best.shape, best.tokens, best.baseline, first, ratio, rest.implementation if rest else "", longer)
 
 
-def by_case(rows: Iterable[Record]) -> list[list[Record]]:
-    """The rows that can be ranked, those of each case together, in the order of shapes and token counts."""
-    cases = grouped(rows, attrgetter("shape", "tokens")).values()
-    return [able for case in cases if (able := with_intervals(case))]
-
-
-def places(rows: Iterable[Record]) -> list[Winner]:
-    """Who is first at every case; none where no baseline was timed."""
-    return [_place(case) for case in by_case(rows) if len(case) > 1]
-
-
-def _place(case: Sequence[Record]) -> Winner:
-    best, *others = case
-    ties = [row.implementation for row in others if _ties(best, row, _noise(case))]
-    rest = [row for row in others if row.implementation not in ties]
-    assert best.interval
-    found = Winner(best.shape, best.tokens, best.baseline, (best.implementation, *ties), best.interval)
-    if not rest or not rest[0].interval:
-        return found
-    longer = rest[0].interval[0] / best.interval[0] - 1
-    return dataclasses.replace(found, runner_up=rest[0].implementation, longer=longer)
-
-
-def tie(mine: Ratio, other: Ratio, noise: float) -> bool:
-    """Whether two ratios to one baseline cannot be told apart; `noise` is how far the case's A/A pair reaches."""
-    overlap = mine[1] <= other[2] and other[1] <= mine[2]
-    return overlap or abs(mine[0] / other[0] - 1) <= noise
-
-
-def verdict_of(row: Record) -> str:
-    """The row's verdict against the baseline or, where an older version wrote none, what its interval says."""
-    if row.verdict or not row.interval:
-        return row.verdict
-    _, low, high = row.interval
-    return "faster" if high < 1 else "slower" if low > 1 else "tie"
-
-
-def _ties(mine: Record, other: Record, noise: float) -> bool:
+def _tie(mine: Record, other: Record, noise: float) -> bool:
+    """Whether two cannot be told apart; `noise` is how far the case's A/A pair reaches from 1."""
+    assert mine.interval
+    assert other.interval
     for row, against in ((mine, other), (other, mine)):
-        if against.implementation == row.baseline:
-            return verdict_of(row) == "tie"
-    return bool(mine.interval and other.interval and tie(mine.interval, other.interval, noise))
-
-
-def _noise(case: Sequence[Record]) -> float:
-    """How far the case's A/A pair reaches from 1; 0 where there was no pair."""
-    return next((row.noise for row in case if row.noise is not None), 0.0)
-
-
-def alike(rows: Sequence[Record]) -> dict[str, list[str]]:
-    """Who stands for whom where there is a crowd: implementations that tie at every case, and in peak memory to 1%.
-
-    The baseline stands for itself alone. Without a crowd, nobody stands for anybody.
-    """
-    if len({row.implementation for row in rows if row.time_ms is not None}) <= CROWD:
-        return {}
-    cases = [({row.implementation: row for row in case}, _noise(case)) for case in by_case(rows)]
-    able = {name for case, _ in cases for name in case}
-    baselines = {row.baseline for case, _ in cases for row in case.values()}
-    standing: dict[str, list[str]] = {}
-    for name in unique(row.implementation for row in rows if row.implementation in able - baselines):
-        first = next((other for other in standing if all(_alike(other, name, *case) for case in cases)), None)
-        standing.setdefault(first or name, []).extend([name] if first else [])
-    return {name: others for name, others in standing.items() if others}
-
-
-def _alike(name: str, other: str, rows: dict[str, Record], noise: float) -> bool:
-    if name not in rows or other not in rows:
-        return (name in rows) == (other in rows)
-    peaks = [rows[of].peak_bytes or 0 for of in (name, other)]
-    return abs(peaks[0] - peaks[1]) <= 0.01 * max(peaks) and _ties(rows[name], rows[other], noise)
-
-
-def overall(found: Sequence[Winner]) -> str:
-    """In how many cases the baseline is beaten, by how much, and by whom most often."""
-    ahead = [place for place in found if place.baseline not in place.first]
-    baselines = together(unique(place.baseline for place in found), "or")
-    cases = f"{len(found)} cases" if len(found) > 1 else "one case"
-    if not ahead:
-        return f"Nothing is faster than {baselines}, the baseline, in {cases}."
-    counts = Counter(name for place in ahead for name in place.first).most_common(NAMED)
-    most = together([f"{name} ({count})" for name, count in counts])
-    where = f"{len(ahead)} of {cases}" if len(ahead) < len(found) else f"all {cases}" if len(found) > 1 else cases
-    ends = [f"{end(place.speedup for place in ahead):.2f}" for end in (min, max)]
-    gains = " to ".join(dict.fromkeys(ends))
-    ahead_of = f"In {where} an implementation is faster than {baselines}, {gains} times as fast"
-    return f"{ahead_of}; first most often, ties included: {most}."
+        if against.implementation == row.baseline:  # an older version wrote no verdict
+            _, low, high = row.interval or (1.0, 1.0, 1.0)
+            return row.verdict == "tie" if row.verdict else low <= 1 <= high
+    overlap = mine.interval[1] <= other.interval[2] and other.interval[1] <= mine.interval[2]
+    return overlap or abs(mine.interval[0] / other.interval[0] - 1) <= noise
 
 
 def workload_of(about: Mapping[str, Any]) -> dict[int, float]:
@@ -193,68 +123,58 @@ def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Rec
     """One total per kind of work and implementation that was tried at any of the workload's token counts."""
     rows = [row for row in records if row.tokens in workload and row.status is not Status.SKIPPED]
     found = []
-    for same in grouped(rows, attrgetter(*WORK)).values():
+    for same in grouped(rows, attrgetter(*TABLE)).values():
         by_name = {
             name: {row.tokens: row for row in own} for name, own in grouped(same, attrgetter("implementation")).items()
         }
-        found += [_total(own, by_name, workload) for own in by_name.values()]
+        for own in by_name.values():
+            baseline = next((row.baseline for row in own.values() if row.baseline), "")
+            found.append(_total(own, by_name.get(baseline, {}), baseline, workload))
     return found
 
 
-def _total(own: ByTokens, by_name: Mapping[str, ByTokens], workload: Mapping[int, float]) -> Record:
+def _total(
+    own: Mapping[int, Record], base: Mapping[int, Record], baseline: str, workload: Mapping[int, float]
+) -> Record:
     first = next(iter(own.values()))
-    baseline = next((row.baseline for row in own.values() if row.baseline), "")
-    work = {name: getattr(first, name) for name in WORK}
-    total = Record(**work, implementation=first.implementation, baseline=baseline, kind="workload")
-    times = _times(own, workload)
+    work = {name: getattr(first, name) for name in (*TABLE, "implementation")}
+    total = Record(**work, baseline=baseline, kind="workload")
+    times, base_times = (
+        {tokens: time_ms for tokens, row in rows.items() if (time_ms := row.time_ms) is not None}
+        for rows in (own, base)
+    )
     missing = [str(tokens) for tokens in workload if tokens not in times]
     if missing:
         return dataclasses.replace(total, reason=f"no time at {', '.join(missing)} tokens")
     mean_ms = sum(weight * times[tokens] for tokens, weight in workload.items()) / sum(workload.values())
     total = dataclasses.replace(total, time_ms=mean_ms)
-    base = by_name.get(baseline, {})
-    base_times = _times(base, workload)
+    confidence = 1 - (1 - CONFIDENCE) / len(workload)
     ratios = {
-        tokens: kept_ratio(row, base[tokens], 1 - (1 - CONFIDENCE) / len(workload))
+        tokens: between
         for tokens, row in own.items()
-        if tokens in base_times and row.comparable
+        if tokens in base_times and row.comparable and (between := kept_ratio(row, base[tokens], confidence))
     }
-    known = {tokens: interval for tokens, interval in ratios.items() if interval}
-    if len(known) < len(workload):
+    if len(ratios) < len(workload):
         return dataclasses.replace(total, reason="no ratio at every token count")
     shares = {tokens: weight * base_times[tokens] for tokens, weight in workload.items()}
 
-    def weighted(value: Callable[[int], float]) -> float:
-        return sum(share * value(tokens) for tokens, share in shares.items()) / sum(shares.values())
+    def weighted(values: Mapping[int, float]) -> float:
+        return sum(share * values[tokens] for tokens, share in shares.items()) / sum(shares.values())
 
-    median, low = weighted(lambda tokens: known[tokens].median), weighted(lambda tokens: known[tokens].low)
-    between = Interval(median, low, weighted(lambda tokens: known[tokens].high))
-    noises = {tokens: own[tokens].noise for tokens in workload}
-    judged = first.implementation != baseline and None not in noises.values()
+    between = Interval(*(
+        weighted({tokens: getattr(ratio, end) for tokens, ratio in ratios.items()}) for end in ("median", "low", "high")
+    ))  # fmt: skip
+    noises = {tokens: noise for tokens, row in own.items() if (noise := row.noise) is not None}
+    judged = first.implementation != baseline and len(noises) == len(own)
     return dataclasses.replace(
         total, ratio=between.median, ratio_low=between.low, ratio_high=between.high,
-        verdict=verdict(between, weighted(lambda tokens: noises[tokens] or 0.0)).value if judged else "",
+        verdict=verdict(between, weighted(noises)).value if judged else "",
     )  # fmt: skip
-
-
-def _times(own: ByTokens, workload: Mapping[int, float]) -> dict[int, float]:
-    found = {tokens: own[tokens].time_ms for tokens in workload if tokens in own}
-    return {tokens: time_ms for tokens, time_ms in found.items() if time_ms is not None}
 
 
 Peaks = Mapping[tuple[Any, ...], int]
 """Measured peaks of a training step, by case without its mode, and implementation."""
 Catalogue = Mapping[str, Implementation]
-SURE_STYLES = {"clear": "green", "tie": "yellow", "unsure": "yellow", "none": "bold red"}
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The peak memory of a training step, above inputs and weights."""
-
-    peak_bytes: int | None
-    measured: bool
-    """Else by arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -264,17 +184,17 @@ class Recommendation:
     record: Record | None
     """The best row; None: nothing qualifies."""
     case: tuple[Any, ...]
-    memory: Memory
+    peak_bytes: int | None = None
+    """The peak memory of a training step, above inputs and weights."""
+    peak_is_measured: bool = False
+    """Else it is by arithmetic."""
     ties: list[str] = field(default_factory=list)
     """Those that are as fast as far as these rounds can tell, best first."""
     runner_up: str | None = None
-    """The best of those that are slower."""
     margin: Interval | None = None
-    """Its time over the best's."""
     unsure: list[str] = field(default_factory=list)
     """Those that could not be compared in common rounds."""
     excluded: dict[str, str] = field(default_factory=dict)
-    """Why others do not qualify."""
     usage: str = ""
 
     @property
@@ -290,7 +210,7 @@ class Recommendation:
             "shape": shape, "scope": scope, "mode": mode, "dtype": dtype, "tokens": tokens, **best,
             "confidence": self.confidence, "ties": self.ties, "runner_up": self.runner_up,
             "runner_up_low": getattr(self.margin, "low", None), "runner_up_high": getattr(self.margin, "high", None),
-            "unsure": self.unsure, "peak_bytes": self.memory.peak_bytes, "peak_is_measured": self.memory.measured,
+            "unsure": self.unsure, "peak_bytes": self.peak_bytes, "peak_is_measured": self.peak_is_measured,
             "usage": self.usage, "excluded": self.excluded,
         }  # fmt: skip
 
@@ -302,13 +222,8 @@ def recommend(
 
     Memory is taken from those of the runs that measured it, else from what the implementation declares.
     """
-    timed = latest(
-        record
-        for run in runs
-        if any(record.time_ms is not None for record in run.records)
-        for record in run.records
-        if record.peak_bytes is None
-    )
+    runs_with_times = [run for run in runs if any(row.time_ms is not None for row in run.records)]
+    timed = latest(row for run in runs_with_times for row in run.records if row.peak_bytes is None)
     if not timed:
         raise BadInput("No row has a time; give a run of forward, backward or step, or leave --run out to measure now.")
     records = (record for run in runs for record in run.records)
@@ -317,12 +232,12 @@ def recommend(
 
 
 def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: int | None) -> Recommendation:
-    memories = {row.implementation: _memory(row, peaks, catalogue) for row in rows}
-    reasons = {row.implementation: _unfit(row, memories[row.implementation], most) for row in rows}
+    memory = {row.implementation: _memory(row, peaks, catalogue) for row in rows}
+    reasons = {row.implementation: _unfit(row, *memory[row.implementation], most) for row in rows}
     excluded = {name: reason for name, reason in reasons.items() if reason}
     able = ranked(row for row in rows if not reasons[row.implementation])
     if not able:
-        return Recommendation(None, case_of(rows[0]), Memory(None, False), excluded=excluded)
+        return Recommendation(None, case_of(rows[0]), excluded=excluded)
     best, *others = able
     ties, unsure, slower = [], [], []
     for other in others:
@@ -334,43 +249,42 @@ def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: in
         else:
             ties.append(other.implementation)
     margin, runner_up = min(slower, key=lambda pair: pair[0].median, default=(None, None))
-    known, memory = catalogue.get(best.implementation), memories[best.implementation]
+    known, peak = catalogue.get(best.implementation), memory[best.implementation]
     usage = known.usage if known else ""
-    return Recommendation(best, case_of(best), memory, ties, runner_up, margin, unsure, excluded, usage)
+    return Recommendation(best, case_of(best), *peak, ties, runner_up, margin, unsure, excluded, usage)
 
 
-def _unfit(row: Record, memory: Memory, most: int | None) -> str:
-    """Why a row does not qualify; empty where it does."""
+def _unfit(row: Record, peak_bytes: int | None, measured: bool, most: int | None) -> str:
     if row.status is not Status.OK:
         return f"{row.status}: {row.reason}"
     if not row.comparable:
         return f"fewer gradients than {row.baseline} yields"
     if row.time_ms is None:
         return "not timed"
-    if most is not None and memory.peak_bytes is None:
+    if most is not None and peak_bytes is None:
         return "its memory is neither measured nor declared"
-    if most is not None and (memory.peak_bytes or 0) > most:
-        return f"peak {mebibytes(memory.peak_bytes)} MiB{'' if memory.measured else ' by arithmetic'}"
+    if most is not None and (peak_bytes or 0) > most:
+        return f"peak {mebibytes(peak_bytes)} MiB{'' if measured else ' by arithmetic'}"
     return ""
 
 
 def _step_of(row: Record) -> tuple[Any, ...]:
     """What memory is measured of: a case whatever its mode, and the implementation."""
-    shape, hidden, intermediate, scope, _, dtype, tokens = case_of(row)
-    return shape, hidden, intermediate, scope, dtype, tokens, row.implementation
+    return *case_of(dataclasses.replace(row, mode="")), row.implementation
 
 
-def _memory(row: Record, peaks: Peaks, catalogue: Catalogue) -> Memory:
+def _memory(row: Record, peaks: Peaks, catalogue: Catalogue) -> tuple[int | None, bool]:
+    """The peak of a step, and whether it was measured."""
     peak = peaks.get(_step_of(row))
     if peak is not None:
-        return Memory(peak, True)
+        return peak, True
     known = catalogue.get(row.implementation)
     footprint = known.footprints.get(Scope(row.scope)) if known else None
     if footprint is None:
-        return Memory(None, False)
+        return None, False
     shape = Shape(row.shape, row.hidden, row.intermediate, "", ())
     step = Case(shape, row.tokens, Dtype(row.dtype), Scope(row.scope), Mode.STEP)
-    return Memory(costs.predicted_memory(step, footprint)[1], False)
+    return costs.predicted_memory(step, footprint)[1], False
 
 
 def how_sure(choice: Recommendation) -> str:
@@ -394,13 +308,13 @@ def recommendation_tables(choices: Sequence[Recommendation], runs: Sequence[Fini
     for case, group in grouped(choices, lambda choice: choice.case[:-1]).items():
         rows: list[list[Cell]] = []
         for choice in group:
-            best, peak = choice.record, choice.memory.peak_bytes
-            memory = "-" if peak is None else f"{'' if choice.memory.measured else '~'}{mebibytes(peak)} MiB"
+            best, peak = choice.record, choice.peak_bytes
+            memory = "-" if peak is None else f"{'' if choice.peak_is_measured else '~'}{mebibytes(peak)} MiB"
             name = time = against = "-"
             if best:
                 name, time = best.implementation, milliseconds(best.time_ms or 0.0)
                 against = f"x{best.ratio:.3f}" if best.ratio is not None else "-"
-            sure = Text(how_sure(choice), SURE_STYLES[choice.confidence])
+            sure = Text(how_sure(choice), STYLES[choice.confidence])
             rows.append([str(choice.case[-1]), Text(name, "bold"), time, against, memory, sure])
         yield from Grid(heads, rows, table_label(case), text={"use", "how sure"}, wrap={"how sure"}).parts()
         yield from dim(

@@ -1,4 +1,4 @@
-"""Runs read back for a report, cut into sections: rows of one kind of work, and what a section says in short.
+"""Runs read back for a report, cut into sections: rows of one kind of work.
 
 Rows of a section have the same device, scope, mode and dtype. What is ranked are rows of one case of one run. Memory is
 measured by a run of its own; it joins the times of a step by device and case, and nothing else is joined.
@@ -7,36 +7,28 @@ measured by a run of its own; it joins the times of a step by device and case, a
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Self
 
-from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.figures import mebibytes, together, tokens_text
-from swiglu_bench.rows.finished_run import PERMUTED, STEPS, FinishedRun, FinishedTraining, case_of, latest, read_run
+from swiglu_bench.rows.figures import together, tokens_text
+from swiglu_bench.rows.finished_run import STEPS, FinishedRun, case_of, latest, matching, read_run
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
-from swiglu_bench.show import ranking
-from swiglu_bench.show.table import ratio_text
-from swiglu_bench.show.times import cautions
+from swiglu_bench.show.tables import cautions
 
 FILES = (RECORDS, AUDIT, STEPS, SPLIT)
 """Each makes a folder a run."""
 Kind = Literal["time", "memory", "verify"]
 KINDS: tuple[Kind, ...] = ("time", "memory", "verify")
 MEMORY = ("saved_bytes", "peak_bytes", "workspace_bytes")
-WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it",
-        "experts": "x and its routing to out: sort, products, gate and weighted sum"}  # fmt: skip
 WAITS = 0.95
 """Where the host was ahead of the GPU in fewer of the rounds than this, a time may hold waiting for the host."""
-TELLS_NOTHING = 0.5
-"""Noise beyond which a machine was too busy for a percentage to make sense."""
 
 
 def load(path: Path) -> FinishedRun:
@@ -47,7 +39,7 @@ def load(path: Path) -> FinishedRun:
     """
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a run's folder, a {RECORDS} or an {AUDIT}.")
-    if path.is_dir() and not any((path / name).exists() for name in FILES):
+    if path.is_dir() and not _is_run(path):
         raise BadInput(f"{path} holds none of {', '.join(FILES)}; give a run's folder, as results/GPU/DATE/RUN.")
     audit = path / AUDIT if path.is_dir() else path if _is_audit(path) else None
     cells = read_layout(audit, "audit") if audit and audit.exists() else []
@@ -55,7 +47,7 @@ def load(path: Path) -> FinishedRun:
     if not measured:
         return FinishedRun([], read_about(path if path.is_dir() else path.parent), path, cells)
     run = read_run(path, beside=False)
-    if run.training:
+    if run.losses is not None:
         return run
     rows = [row for own in grouped(run.records, attrgetter("device")).values() for row in latest(own)]
     return FinishedRun(rows, run.about, path, cells)
@@ -63,29 +55,21 @@ def load(path: Path) -> FinishedRun:
 
 def folders(path: Path) -> list[Path]:
     """The path itself or, where it is a folder of runs such as results/GPU/DATE, those runs in order."""
-    if not path.is_dir() or any((path / name).exists() for name in FILES):
+    if not path.is_dir() or _is_run(path):
         return [path]
-    found = {file.parent for name in FILES for file in path.rglob(name)}
-    return sorted(found) or [path]
+    return sorted({file.parent for name in FILES for file in path.rglob(name)}) or [path]
 
 
 def only(runs: Sequence[FinishedRun], patterns: Sequence[str]) -> list[FinishedRun]:
     """The runs with the rows of these implementations alone, names or globs; raises BadInput for one without rows."""
     names = unique(name for run in runs for name in run.implementations)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            raise BadInput(f"--impl: no row of these runs is of {pattern!r}; {did_you_mean(pattern, names)}")
-    wanted = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
-    kept = (
-        dataclasses.replace(
-            run,
-            records=[row for row in run.records if row.implementation in wanted],
-            audit=[cell for cell in run.audit if cell.implementation in wanted],
-            training=run.training and run.training.keep(wanted),
-        )
-        for run in runs
-    )
+    wanted = matching(names, patterns, "--impl: no row of these runs is of {!r}")
+    kept = (run.keep(wanted) for run in runs)
     return [run for run in kept if run.implementations]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in FILES)
 
 
 def _is_audit(path: Path) -> bool:
@@ -162,7 +146,7 @@ class Section:
 
 def sections(runs: Sequence[FinishedRun]) -> list[Section]:
     """All sections of each of these runs: times first, then memory, then verification."""
-    found = [section for run in runs if not run.training for section in _of_run(run)]
+    found = [section for run in runs if run.losses is None for section in _of_run(run)]
     memories = [section for section in found if section.kind == "memory"]
     return sorted((_with_memory(section, memories) for section in found), key=lambda of: KINDS.index(of.kind))
 
@@ -233,73 +217,26 @@ def _work(row: Record) -> tuple[object, ...]:
 
 
 def caption(section: Section) -> str:
-    """What a section says in short."""
-    if section.kind == "time":
-        found = ranking.places(section.rows)
-        return ranking.overall(found) if found else "Nothing was timed beside a baseline in the same rounds."
-    if section.kind == "memory":
-        peaks = sorted(row.peak_bytes for row in section.ok if row.peak_bytes is not None)
-        if not peaks:
-            return "No memory could be measured."
-        low, high = mebibytes(peaks[0]), mebibytes(peaks[-1])
-        return f"Peaks: {low if low == high else f'{low} to {high}'} MiB."
-    checked = [row for row in section.rows if row.status in {Status.OK, Status.INCORRECT}]
+    """How many rows have figures, and how much of the allowed error they use at most."""
     used = max((row.error_ratio for row in section.ok if row.error_ratio is not None), default=None)
-    most = f"; at most {used:.0%} of what is allowed" if used is not None else ""
-    return f"{len(section.ok)} of {len(checked)} checked rows are right{most}." if checked else "Nothing was checked."
+    most = f", errors at most {used:.0%} of the allowed" if used is not None else ""
+    return f"{len(section.ok)} of {len(section.rows)} rows ok{most}"
 
 
-def remarks(section: Section) -> list[str]:
-    """What spoils the figures, what is not ranked, and what has no figures."""
-    spoiled = list(_spoiled(section)) if section.kind == "time" else []
-    counts = Counter(row.status for row in section.rows)
-    words = {Status.ERROR: "failed"}
-    parts = [f"{counts[status]} {words.get(status, status.value)}"
-             for status in Status if status is not Status.OK and counts[status]]  # fmt: skip
-    absent = [f"Without figures: {together(parts)}, of {len(section.rows)} rows; the reasons are below."] * bool(parts)
-    return [*spoiled, *absent]
-
-
-def _spoiled(section: Section) -> Iterator[str]:
+def remarks(section: Section) -> Iterator[str]:
+    """What spoils the times of a section, and who is not ranked."""
+    if section.kind != "time":
+        return
     noise = [row.noise for row in section.ok if row.noise is not None]
-    if noise and max(noise) > TELLS_NOTHING:
-        yield f"Noise: up to {1 + max(noise):.2g} times the time ({section.baseline} against itself): a busy machine."
-    elif noise:
+    if noise:
         yield f"Noise: {section.baseline} against itself in the same rounds stays within {max(noise):.2%} of 1."
-    elif any(row.interval for row in section.ok):
-        yield "These rows carry no A/A pair (an older version wrote them): ties are judged by the intervals alone."
     yield from (text for text, _ in cautions(section.timed))
-    waiting = [row for row in section.ok if row.queue_filled is not None and row.queue_filled < WAITS]
-    if waiting:
-        at = tokens_text(row.tokens for row in waiting)
-        yield f"Waiting for the host may be in the times of {_names(waiting)} at {at} (queue_filled)."
-    unranked = [row for row in section.timed if not row.comparable]
-    if unranked:
-        yield f"*: fewer gradients than the baseline, not ranked: {_names(unranked)}."
-
-
-def _names(rows: Iterable[Record]) -> str:
-    return together(unique(row.implementation for row in rows))
-
-
-def training_caption(training: FinishedTraining) -> str:
-    """How the curves compare with eager's, and who has the shortest step of those that learn what eager learns."""
-    rows = training.summaries
-    if not any(row.final_loss is not None for row in rows):
-        return "Nothing was trained to the end."
-    judged = (row for row in rows if row.curve and not row.frozen and row.implementation != PERMUTED)
-    curves = grouped(judged, attrgetter("curve"))
-    parts = [f"{curve} as eager's: {_names(own)}" if curve == "same" else f"{curve}: {_names(own)}"
-             for curve, own in curves.items()]  # fmt: skip
-    said = f"Loss curves: {'; '.join(parts)}." if parts else "No curves are compared."
-    able = [row for row in rows if row.ratio is not None and not row.frozen and not row.failed]
-    if able:
-        best, *others = sorted(able, key=lambda row: row.ratio or 0.0)
-        ties = [row for row in others if ranking.tie(_interval(best), _interval(row), best.noise or 0.0)]
-        said += f" Shortest step: {_names([best, *ties])}, {ratio_text(best)} of eager's time"
-        said += f" ({best.verdict})."
-    return said
-
-
-def _interval(row: Record) -> ranking.Ratio:
-    return row.ratio or 0.0, row.ratio_low or 0.0, row.ratio_high or 0.0
+    for why, rows in {
+        "queue_filled below 1, so that times may include waiting for the host": [
+            row for row in section.ok if row.queue_filled is not None and row.queue_filled < WAITS
+        ],
+        "fewer gradients than the baseline, not ranked (*)": [row for row in section.timed if not row.comparable],
+    }.items():
+        if rows:
+            names = together(unique(row.implementation for row in rows))
+            yield f"{names} at {tokens_text(row.tokens for row in rows)}: {why}."

@@ -16,9 +16,14 @@ from swiglu_bench.rows.record import FIGURES, Record, Status, grouped, unique
 
 TABLE = ("shape", "scope", "mode", "dtype")
 """Rows that agree in this stand in one table of times."""
-STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red",
-          Status.UNSETTLED: "bold yellow"}  # fmt: skip
-VERDICT_STYLES = {"faster": "green", "slower": "red", "tie": "dim"}
+STYLES = {
+    "ok": "green", "skipped": "dim", "incorrect": "bold red", "error": "bold red", "unsettled": "bold yellow",
+    "faster": "green", "slower": "red", "tie": "dim", "baseline": "dim",
+    "same": "green", "within seeds": "green", "differs": "bold red",
+    "unclear": "yellow", "less": "green", "more": "red", "broken": "bold red", "mended": "green", "drift": "dim",
+    "fine": "green", "regression": "bold red", "cannot tell": "yellow",
+    "clear": "green", "unsure": "yellow", "none": "bold red",
+}  # fmt: skip
 MEANINGS = {
     "green": "good", "bold red": "bad", "red": "bad", "yellow": "middle", "bold yellow": "middle", "dim": "faint",
 }  # fmt: skip
@@ -58,11 +63,8 @@ class Grid:
     """A row without cells is a line between those above and those below."""
     title: str = ""
     note: str = ""
-    """What the columns mean."""
     text: Collection[str] = ()
-    """The columns that hold no figures."""
     wrap: Collection[str] = ()
-    """The columns that may take several lines."""
     least: int = 0
     """How wide the columns of `wrap` are at least."""
     look: Mapping[str, Any] = field(default_factory=dict)
@@ -88,9 +90,10 @@ class Grid:
             yield Text(self.note, "dim")
 
     def markdown(self) -> str:
-        """The table in Markdown, without its title."""
+        """The table in Markdown, without its title; what is bold on a terminal is code."""
         rule = ["---" if name in self.text else "---:" for name in self.heads]
-        rows = ([str(cell) for cell in row] for row in self.rows if row)
+        rows = ([f"`{cell}`" if getattr(cell, "style", "") == "bold" else str(cell) for cell in row]
+                for row in self.rows if row)  # fmt: skip
         first, *others = (f"| {' | '.join(line)} |" for line in (self.heads, rule, *rows))
         return "\n".join([first.replace("|  |", "| |"), *others])
 

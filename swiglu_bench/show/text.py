@@ -1,17 +1,28 @@
-"""What commands print for other programs: JSON, JSON lines, CSV, Parquet. Then stdout carries that and nothing else."""
+"""Rows as text: what commands print for other programs, and files that neither a kill nor a full disk spoils.
+
+A command whose rows go to stdout prints nothing else there. A CSV file only grows, by whole lines in one write. Whole
+rows are removed by writing the file anew beside the old one and putting it in its place.
+"""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
-from swiglu_bench.rows import csv_table
+from swiglu_bench.rows import csv_table, samples
+from swiglu_bench.rows.figures import figures
+from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
+from swiglu_bench.rows.run_folder import CHECKS
 
 if TYPE_CHECKING:
     import pandas
@@ -89,3 +100,160 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+CHECK_FIELDS = tuple(figures(TensorCheck))
+KEY = LAYOUTS["run"].key
+CHECK_COLUMNS = (*KEY, *CHECK_FIELDS)
+"""checks.csv is long: one line per tensor that was checked, with the distribution of its error where `verify` asked."""
+
+
+class Table:
+    """A CSV file that only grows, by whole lines in one write."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self.path = path
+        self._header = _encoded([columns])
+        self._pending = b""
+        self.cut_short = False
+        """Whether the file ended in the middle of a row, which was removed."""
+        try:
+            self._resume()
+            self.append([])
+        except OSError as error:
+            raise BadInput(f"--out: {path} cannot be written: {csv_table.reason(error)}.") from None
+
+    @property
+    def unwritten(self) -> int:
+        """The number of lines that could not be written yet."""
+        return self._pending.count(b"\n")
+
+    def append(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Write what is pending and then `rows`; on OSError the rest stays pending."""
+        self._pending += _encoded(rows)
+        with self.path.open("ab", buffering=0) as file:
+            if file.tell() == 0 and not self._pending.startswith(self._header):
+                self._pending = self._header + self._pending
+            if not self._pending:
+                return
+            while self._pending:
+                self._pending = self._pending[file.write(self._pending) :]
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows on the disk."""
+        return [row for _, row in self._lines()]
+
+    def keep(self, wanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove all rows but those for which `wanted` is true."""
+        lines = self._lines()
+        kept = [line for line, row in lines if wanted(row)]
+        if len(kept) < len(lines):
+            csv_table.write_whole(self.path, self._header + b"".join(kept))
+
+    def _lines(self) -> list[tuple[bytes, dict[str, str]]]:
+        """Each line on the disk, as it is there and as a row; every row is one line."""
+        if not self.path.exists():
+            return []
+        header, *lines = self.path.read_bytes().splitlines(keepends=True)
+        names = next(csv.reader([header.decode()]))
+        cells = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
+        return [(line, dict(zip(names, row, strict=False))) for line, row in zip(lines, cells, strict=True)]
+
+    def _resume(self) -> None:
+        """Check that an existing file has these columns and remove a row that a kill cut short."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        same = whole.replace(b"\r\n", b"\n").startswith(self._header) if whole else self._header.startswith(content)
+        if not same:
+            raise BadInput(f"--out: {self.path} has other columns than this version writes; choose another folder.")
+        names, *rows = csv.reader(io.StringIO(whole.decode("utf-8", errors="replace"))) if whole else [[]]
+        for number, row in enumerate(rows, 2):
+            if len(row) != len(names):
+                cells = f"{len(row)} cells and not {len(names)}"
+                raise BadInput(
+                    f"--out: line {number} of {self.path} was cut in the middle ({cells}); delete that line."
+                )
+        if whole != content:
+            os.truncate(self.path, len(whole))
+            self.cut_short = True
+
+
+class CsvFile:
+    """Appends each record to records.csv, samples.csv and checks.csv, or to the files of another kind of row.
+
+    `write` returns when it is on the disk.
+
+    `warn` hears of the first failed write, such as on a full disk. The rows it could not write are kept in memory and
+    tried again with every further record and at the end, so that a disk with room again loses nothing.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], object] = warnings.warn, kind: str = "run") -> None:
+        """Begin the files in `folder`, or go on with those there; raises BadInput if they are not this version's."""
+        layout = LAYOUTS[kind]
+        self._beside: dict[Table, Callable[[Record], Iterator[list[Any]]]] = {}
+        if layout.samples:
+            self._beside[Table(folder / layout.samples, samples.COLUMNS[kind])] = samples.lines
+        if kind == "run":
+            self._beside[Table(folder / CHECKS, CHECK_COLUMNS)] = _checks
+        self._records = Table(folder / layout.file, layout.header())
+        self._tables = (*self._beside, self._records)
+        self._owner = itemgetter(*layout.key)
+        """What a sample or a check has in common with the row that it belongs to."""
+        self._warn = warn
+        self._warned = False
+        again = "; --resume runs its case again" if kind == "run" else ""
+        for table in self._tables:
+            if table.cut_short:
+                warn(f"{table.path} ended in the middle of a row, which is removed{again}.")
+
+    def write(self, record: Record) -> None:
+        """Append the record: samples and checks first, so that every row of records.csv has them."""
+        lines = [*(of(record) for of in self._beside.values()), [record.row().values()]]
+        for table, rows in zip(self._tables, lines, strict=True):
+            try:
+                table.append(rows)
+            except OSError as error:
+                if not self._warned:
+                    self._warn(
+                        f"{table.path} cannot be written: {csv_table.reason(error)}; the run goes on and tries again."
+                    )
+                self._warned = True
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows on the disk as texts, those of earlier runs included."""
+        return self._records.rows()
+
+    def drop(self, unwanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove rows, and with them all samples and checks that have no row."""
+        try:
+            self._records.keep(lambda row: not unwanted(row))
+            owners = set(map(self._owner, self._records.rows()))
+            for table in self._beside:
+                table.keep(lambda row: self._owner(row) in owners)
+        except OSError as error:
+            self._warn(f"{self._records.path} still has outdated rows: {csv_table.reason(error)}.")
+
+    @property
+    def lost(self) -> bool:
+        """Whether rows are not on the disk."""
+        return any(table.unwritten for table in self._tables)
+
+    def close(self) -> None:
+        """Try the rows that could not be written a last time, and say how many are lost."""
+        for table in self._tables:
+            try:
+                if table.unwritten:
+                    table.append([])
+            except OSError as error:
+                self._warn(f"{table.path} lacks its last {table.unwritten} lines: {csv_table.reason(error)}.")
+
+
+def _checks(record: Record) -> Iterator[list[Any]]:
+    key = attrgetter(*KEY)(record)
+    for check in record.tensor_checks:
+        yield [*key, *(getattr(check, name) for name in CHECK_FIELDS)]
+
+
+def _encoded(rows: Iterable[Iterable[Any]]) -> bytes:
+    return csv_table.as_csv(rows).encode("utf-8", errors="backslashreplace")

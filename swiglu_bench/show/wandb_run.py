@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class WandbRun:
     """Where the run is: its web page, or offline its folder; empty without a run."""
     upload: str = ""
     """The command that uploads an offline run."""
+    failed: bool = False
 
     def __init__(
         self,
@@ -68,7 +69,6 @@ class WandbRun:
         """
         self._records: list[Record] = []
         self._warn = warn
-        self._warned = False
         self._run: Any = None
         try:
             about |= {"id": run_id, "resume": "allow"} if run_id else {}
@@ -86,7 +86,7 @@ class WandbRun:
             for figure in ("loss", "step_ms"):
                 self._run.define_metric(f"{figure}/*", step_metric="step", summary="none")
         except Exception as error:  # W&B raises many kinds, and none may cost the run
-            self._run, self._warned = None, True
+            self._run, self.failed = None, True
             warn(
                 f"The run is not logged to W&B: {one_line(error)}. "
                 "Log in with `wandb login`, or set WANDB_MODE=offline to keep the run on disk."
@@ -112,14 +112,11 @@ class WandbRun:
         if self._records:
             self._attempt(lambda run: run.log({**tables(self._records), **charts(self._records)}))
             self._attempt(lambda run: run.summary.update(summarize(self._records)))
-            self._attempt(lambda run: run.config.update(facts(self._records), allow_val_change=True))
+            values = {name: unique(getattr(row, of) for row in self._records) for name, of in FACTS.items()}
+            facts = {name: [value for value in found if value not in (None, "")] for name, found in values.items()}
+            self._attempt(lambda run: run.config.update(facts, allow_val_change=True))
         self._attempt(lambda run: run.finish())
         self._run = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether anything could not be logged."""
-        return self._warned
 
     def _attempt(self, action: Callable[[Any], object]) -> None:
         if self._run is None:
@@ -127,9 +124,9 @@ class WandbRun:
         try:
             action(self._run)
         except Exception as error:  # as above: an outage, a dead service process, a full disk
-            if not self._warned:
+            if not self.failed:
                 self._warn(f"W&B has failed, the run goes on: {one_line(error)}. To upload it later: {self._later}")
-            self._warned = True
+            self.failed = True
 
     @property
     def place(self) -> str:
@@ -142,12 +139,9 @@ def _start(folder: Path | None, **about: Any) -> tuple[Any, str]:
     import wandb
 
     wanted = {
-        "console": "off",
-        "init_timeout": START_TIMEOUT_S,
-        "finish_timeout": FINISH_TIMEOUT_S,
-        "finish_timeout_raises": True,
-        "x_disable_stats": True,  # it polls the GPU, which is being timed
-    }
+        "console": "off", "init_timeout": START_TIMEOUT_S, "finish_timeout": FINISH_TIMEOUT_S,
+        "finish_timeout_raises": True, "x_disable_stats": True,  # these poll the GPU, which is being timed
+    }  # fmt: skip
     known = {name: value for name, value in wanted.items() if name in wandb.Settings.model_fields}
     with _no_terminal():
         wandb.setup(settings=wandb.Settings(silent=True))  # silent in `init` comes too late for the login's messages
@@ -183,12 +177,6 @@ def case_of(record: Record) -> str:
     return f"{record.scope}/{record.mode}/{record.shape}/{record.dtype}"
 
 
-def facts(records: Sequence[Record]) -> dict[str, Any]:
-    """What was run, as lists to filter runs by."""
-    values = {name: unique(getattr(record, column) for record in records) for name, column in FACTS.items()}
-    return {name: [value for value in found if value not in (None, "")] for name, found in values.items()}
-
-
 def standing(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
     """Of each implementation the columns of STANDING: cases won, ratios, worst error, and how many rows ended how."""
     cases = (ranked(same) for same in grouped(records, work_of).values())
@@ -208,42 +196,37 @@ def standing(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
 
 def summarize(records: Sequence[Record]) -> dict[str, float | str]:
     """The figures of a whole run: where each implementation stands, the best over all, and how many rows failed."""
-    summary: dict[str, float | str] = {}
+    summary: dict[str, Any] = {}
     for name, own in standing(records).items():
         without = {"fastest_at"} if own["best_ratio"] is None else ()
-        summary |= {f"{key}/{name}": value for key, value in own.items() if value is not None and key not in without}
+        summary |= {f"{key}/{name}": value for key, value in own.items() if key not in without}
     for record in records:
         if record.kind == "training":
-            own = {f"{name}/{record.implementation}": getattr(record, name) for name in TRAINED}
-            summary |= {name: value for name, value in own.items() if value is not None}
-    medians = median_ratios(records)
-    if medians:
+            summary |= {f"{name}/{record.implementation}": getattr(record, name) for name in TRAINED}
+    if medians := median_ratios(records):
         summary["best_implementation"] = min(medians, key=lambda name: medians[name])
         summary["best_median_ratio"] = min(medians.values())
     summary["failures"] = sum(record.failed for record in records)
-    return summary
+    return {name: value for name, value in summary.items() if value is not None}
 
 
 def tables(records: Sequence[Record]) -> dict[str, Any]:
     """`records`: every row and column; `standing`: one line each; `not_ok`: why a row has no figures; `remarks`."""
     import wandb
 
-    rows = [[_plain(getattr(record, name)) for name in COLUMNS] for record in records]
-    found = {"records": wandb.Table(columns=list(COLUMNS), data=rows)}
+    def noted(column: str, wanted: Callable[[Record], object]) -> tuple[list[str], list[list[Any]]]:
+        rows = [[row.implementation, case_of(row), row.tokens, row.status.value, getattr(row, column)]
+                for row in records if wanted(row)]  # fmt: skip
+        return ["implementation", "case", "tokens", "status", column], rows
+
     heads = ["implementation", *(column.removeprefix("rows_") for column in STANDING)]
-    lines = [[name, *own.values()] for name, own in standing(records).items()]
-    found["standing"] = wandb.Table(columns=heads, data=lines)
-    for table, column, wanted in (
-        ("not_ok", "reason", lambda record: record.status is not Status.OK),
-        ("remarks", "remarks", attrgetter("remarks")),
-    ):
-        noted = [
-            [record.implementation, case_of(record), record.tokens, record.status.value, getattr(record, column)]
-            for record in filter(wanted, records)
-        ]
-        if noted:
-            found[table] = wandb.Table(columns=["implementation", "case", "tokens", "status", column], data=noted)
-    return found
+    found = {
+        "records": (list(COLUMNS), [[_plain(getattr(record, name)) for name in COLUMNS] for record in records]),
+        "standing": (heads, [[name, *own.values()] for name, own in standing(records).items()]),
+        "not_ok": noted("reason", lambda row: row.status is not Status.OK),
+        "remarks": noted("remarks", lambda row: row.remarks),
+    }
+    return {name: wandb.Table(columns=columns, data=data) for name, (columns, data) in found.items() if data}
 
 
 def charts(records: Sequence[Record]) -> dict[str, Any]:
@@ -253,22 +236,16 @@ def charts(records: Sequence[Record]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case, rows in grouped((record for record in records if record.status is Status.OK), case_of).items():
         for figure in CHARTS:
-            known = [
-                (record.implementation, record.tokens, value)
-                for record in rows
-                if (value := curves(record).get(figure)) is not None
-            ]
+            known = [(row.implementation, row.tokens, curves(row)[figure]) for row in rows if figure in curves(row)]
             if not known:
                 continue
-            lines = {
-                name: sorted(point[1:] for point in own) for name, own in grouped(known, lambda point: point[0]).items()
-            }
+            lines = {name: sorted(point[1:] for point in own) for name, own in grouped(known, itemgetter(0)).items()}
             xs, ys = ([[point[axis] for point in line] for line in lines.values()] for axis in (0, 1))
             title = f"{case}: {FIGURES[CURVES[figure]].heading}"
             if max(map(len, xs)) > 1:
                 found[f"charts/{figure}/{case}"] = wandb.plot.line_series(xs, ys, list(lines), title, "tokens")
             most = max(tokens for _, tokens, _ in known)
-            bars = sorted((line[-1][1], name) for name, line in lines.items() if line[-1][0] == most)
+            bars = sorted((value, name) for name, tokens, value in known if tokens == most)
             table = wandb.Table(columns=["implementation", figure], data=[[name, value] for value, name in bars])
             found[f"bars/{figure}/{case}"] = wandb.plot.bar(table, "implementation", figure, f"{title}, {most} tokens")
     return found

@@ -24,8 +24,8 @@ from swiglu_bench.request import INTERRUPTED, command_line, say_on_stderr
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record
 from swiglu_bench.show.console import Bar
-from swiglu_bench.show.csv_file import Table
 from swiglu_bench.show.tables import contract_tables
+from swiglu_bench.show.text import Table
 from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.contract.matrix import AuditBench, Check
 from swiglu_bench.tasks.contract.subject import CheckOutcome, failed, not_run

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command_line import swiglu_bench
 from places import ROOT
-from reported import EVIL, trained, write
+from reported import EVIL, audited, trained, write
 from specimens import a_record, without_time
 
 from swiglu_bench.rows import run_folder
@@ -73,7 +73,6 @@ def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
         ("compare RUN RUN --by tim", "did you mean time"),
         ("compare RUN RUN --impl fusd", "did you mean fused"),
         ("show RUN --pivot tim_ms", "did you mean time_ms"),
-        ("show RUN --sort device", "'device' is not a figure of the run's rows"),
         ("show RUN --format github", "needs --pivot FIGURE"),
         ("show RUN --format parquet", "is binary and needs --output FILE"),
         ("show RUN --output x", "--output is for rows"),
@@ -84,10 +83,18 @@ def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
         ("recommend --run RUN --skip-impl x", "--skip-impl is for measuring now"),
         (f"recommend --run {RESULTS / 'tp/llama7b'}", "is a run of tp; give one of forward, backward, step or memory"),
         ("recommend --run RUN", "has rows of forward and none of step; give --mode forward"),
+        ("report nowhere", "nowhere does not exist; give a run's folder"),
+        ("report RUN -o RUN/records.csv", "exists and is not an HTML page; give another name"),
+        ("report RUN -o RUN", "is a folder; give a file"),
+        ("report RUN --svg RUN/records.csv", "records.csv cannot be written"),
+        ("report RUN --dark", "--dark is for pictures"),
+        ("report RUN --impl nobody", "no row of these runs is of 'nobody'"),
     ],
 )
 def test_bad_input_is_one_sentence(forward: Path, line: str, words: str) -> None:
+    before = (forward / "records.csv").read_bytes()
     assert words in swiglu_bench(*line.replace("RUN", str(forward)).split()).complaint
+    assert (forward / "records.csv").read_bytes() == before
 
 
 def test_a_name_is_compared_with_the_newest_run_of_its_command(
@@ -160,15 +167,6 @@ def test_rows_for_programs(tmp_path: Path, forward: Path) -> None:
     assert "is already there" in swiglu_bench(*chosen, "--format", "csv", "--output", file).complaint
 
 
-def test_parquet_needs_an_engine(tmp_path: Path, forward: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pandas
-
-    monkeypatch.setattr(pandas.DataFrame, "to_parquet", MagicMock(side_effect=ImportError("no engine")))
-    file = tmp_path / "rows.parquet"
-    assert "needs pyarrow or fastparquet" in swiglu_bench("show", forward, "--format", "parquet", "-o", file).complaint
-    assert not file.exists()
-
-
 def test_a_training_is_shown_as_it_was_printed(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run")
     result = swiglu_bench("show", folder, "--impl", "eager*,level,absent")
@@ -225,14 +223,6 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert all(row["problem"] for row in unread)
     (row,) = lines("history", tmp_path, "--limit", "1")
     assert (row["command"], row["scopes"]) == ("train", "model")
-
-
-def test_the_committed_runs_are_one_line_each() -> None:
-    found = swiglu_bench("history", ROOT / "results", width=90).out.splitlines()
-    runs = [file for name in ("records.csv", "train.csv", "tp.csv") for file in (ROOT / "results").rglob(name)]
-    assert len([line for line in found if line.strip().startswith("20")]) == len(runs)
-    assert len(found) <= len(runs) + 6, "and the head and the legend"
-    assert any("Not shown in" in line for line in found)
 
 
 # publish
@@ -307,3 +297,45 @@ def test_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["peak_is_measured"]
     assert row["confidence"] in {"clear", "tie"}
     assert not list(tmp_path.iterdir())
+
+
+# report
+
+
+def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("altair", reason="the extra `report` is not installed")
+    checked = {"command": "verify", "time_ms": None}
+    write(tmp_path / "runs" / "run", a_record(**checked), a_record(**checked, implementation="b"))
+    audited(tmp_path / "runs" / "audit")
+    monkeypatch.chdir(tmp_path)
+    assert "Report: report.html" in swiglu_bench("report", "runs").out
+    text = Path("report.html").read_text(encoding="utf-8")
+    assert "Contract matrix" in text
+    assert "swiglu-bench report runs" in text
+    told = parsed("report", "runs")
+    assert (told["kind"], told["page"], len(told["runs"])) == ("report", "report.html", 2)
+    assert "mine" in swiglu_bench("report", "runs", "--impl", "mine,none*").complaint
+    assert swiglu_bench("report", "runs", "--impl", "mine").code == 0, "over the page that was there"
+    assert "Contract matrix" not in Path("report.html").read_text(encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+    checked, without = a_record(command="verify", time_ms=None), a_record(command="verify", time_ms=None, error=None)
+    runs = [write(tmp_path / "run", checked), write(tmp_path / "none", without), trained(tmp_path / "train")]
+    folders = {form: tmp_path / form for form in ("svg", "png")}
+    chosen = ("--impl", "mine,eager,level,frozen")
+    said = swiglu_bench("report", *runs, "--svg", folders["svg"], "--png", folders["png"], "--dark", *chosen).out
+    assert "no none-glu-verify-float32-error: These rows carry no error that is a number" in said
+    assert f"2 pictures: {folders['png']}" in said
+    for form, folder in folders.items():
+        names = [f"run-glu-verify-float32-error.{form}", f"train-curves.{form}"]
+        assert sorted(path.name for path in folder.iterdir()) == names
+    assert (folders["png"] / "train-curves.png").read_bytes().startswith(b"\x89PNG")
+    errors, curves = (path.read_text(encoding="utf-8") for path in sorted(folders["svg"].iterdir()))
+    assert "How precise, compared with eager?" in errors
+    assert "#0d1117" in errors
+    assert "below: without frozen" in curves
+    said = swiglu_bench("report", runs[-1], "--svg", tmp_path / "none", "--impl", "absent").out
+    assert "no train-curves: Nothing was trained to the end" in said

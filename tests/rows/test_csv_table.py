@@ -8,7 +8,7 @@ import pytest
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.csv_table import cell, read, texts, typed
 from swiglu_bench.rows.record import Status
-from swiglu_bench.show.csv_file import Table
+from swiglu_bench.show.text import Table
 
 
 @dataclasses.dataclass

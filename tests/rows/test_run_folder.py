@@ -12,7 +12,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
 from swiglu_bench.rows.run_folder import create_folder, frame_of, read_rows, write_run_file
-from swiglu_bench.show.csv_file import CsvFile
+from swiglu_bench.show.text import CsvFile
 
 
 def keep(folder: Path, *records: Record) -> Path:

@@ -13,7 +13,7 @@ from specimens import a_record, without_time
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import Writer, console
 from swiglu_bench.show.console import ConsoleWriter
-from swiglu_bench.show.times import time_tables
+from swiglu_bench.show.tables import time_tables
 
 
 def a_console(terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
@@ -79,19 +79,6 @@ def test_failures_and_what_spoils_figures_end_the_lines_of_a_quiet_run_too(termi
     assert len(others) == (0 if quiet else 4)
     assert not quiet or first == f"{CASE} tokens=7 wrong: incorrect: output: [bold]wrong[/bold]."
     assert "budget was spent" in second
-
-
-@pytest.mark.parametrize(("width", "shown"), [(160, "16 tokens, checking eager"), (60, "case"), (40, "case")])
-def test_the_bar_says_what_runs_and_makes_room_for_the_tables(width: int, shown: str) -> None:
-    console, output = a_console(terminal=True, width=width)
-    with ConsoleWriter(console, time_tables, case_count=4) as writer:
-        writer.advance(1.5, "case 2/4: smoke, 16 tokens, checking eager")
-        writer._progress.refresh()
-    *_, line = [part.strip() for part in output.getvalue().splitlines() if "case" in part]  # refreshed by a thread, too
-    assert shown in line
-    assert ("elapsed, " in line) is (" left" in line) is (width > 70)
-    assert output.getvalue().rstrip().endswith("\x1b[2K")
-    assert output.getvalue().count("\x1b[?25h") == output.getvalue().count("\x1b[?25l"), "the cursor is shown again"
 
 
 def test_the_table_fills_in_while_it_runs_and_is_printed_before_the_next_begins() -> None:

@@ -13,8 +13,8 @@ from specimens import a_bare_record, a_split_row
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.show.charts import scaling_points
-from swiglu_bench.show.csv_file import Table
-from swiglu_bench.show.documents import figure_table, fill_figures, fill_tables, pairs, save_scaling
+from swiglu_bench.show.documents import TABLES, fill_blocks, fill_figures, save_scaling
+from swiglu_bench.show.text import Table
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
 TIMED = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
@@ -30,8 +30,8 @@ def filled(folder: Path, block: str) -> list[str]:
     """What a block holds after it was filled twice."""
     document = folder / "page.md"
     document.write_text(f"before\n<!-- {block} -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
-    document.write_text(fill_tables(document), encoding="utf-8")
-    text = fill_tables(document)
+    document.write_text(fill_blocks(document, TABLES), encoding="utf-8")
+    text = fill_blocks(document, TABLES)
     assert text == document.read_text(encoding="utf-8")
     before, start, *content, end, after = text.splitlines()
     assert (before, start, end, after) == ("before", f"<!-- {block} -->", "<!-- end -->", "after")
@@ -49,16 +49,17 @@ def test_a_table_of_one_figure(tmp_path: Path) -> None:
         "| tokens | 1 | 1,024 |", "| --- | ---: | ---: |", "| `b` | 1,536 MiB | 1 MiB |",
     ]  # fmt: skip
     for words in ("figure=speed", "figure=energy_j", "figure=time_ms scope=mlp"):
-        with pytest.raises(ValueError, match=f"{words.split()[0]}: these rows have no such figure"):
+        with pytest.raises(ValueError, match=f"{words.split()[0]}.*: these rows have no such figure"):
             filled(tmp_path, f"table: records.csv {words}")
+    write(tmp_path / "twice", *ROWS, *ROWS)
     with pytest.raises(ValueError, match="Several rows for one cell"):
-        figure_table(ROWS * 2, "time_ms")
+        filled(tmp_path, "table: twice/records.csv figure=time_ms")
 
 
 @pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_documents_say_what_their_csv_says(document: Path) -> None:
-    assert fill_tables(document) == document.read_text(encoding="utf-8")
+    assert fill_blocks(document, TABLES) == document.read_text(encoding="utf-8")
 
 
 EAGER, A, B = timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 0.4)
@@ -77,35 +78,28 @@ def figured(folder: Path, *blocks: str) -> tuple[str, list[str]]:
     return text, sorted(path.relative_to(folder).as_posix() for path in pictures)
 
 
-def test_a_figure_and_a_sentence_of_a_run(tmp_path: Path) -> None:
+def test_a_figure_of_a_run(tmp_path: Path) -> None:
     write(tmp_path / "run", EAGER, A, B)
-    text, pictures = figured(tmp_path, "figure: run speed-up eager a", "sentence: run eager a")
-    assert text.count("In one case an implementation is faster than eager, 2.00 times as fast") == 2
+    text, pictures = figured(tmp_path, "figure: run speed-up eager a")
+    assert "How much faster than eager? forward, glu" in text
     assert pictures == [f"docs/figures/run-glu-forward-float32-speed-up{end}.svg" for end in ("-dark", "")]
     assert all(f'"{name}"' in text for name in pictures)
     with pytest.raises(BadInput, match="has 0 charts 'spead'; a figure is one"):
         figured(tmp_path, "figure: run spead")
     with pytest.raises(BadInput, match="has no chart 'memory-and-time': Memory is measured"):
         figured(tmp_path, "figure: run memory-and-time")
-
-
-def test_a_figure_and_a_sentence_of_a_training(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    text, pictures = figured(tmp_path, "figure: run curves", "sentence: run")
-    assert pictures == ["docs/figures/run-curves-dark.svg", "docs/figures/run-curves.svg"]
-    assert text.count("Loss curves: same as eager") == 2
+    trained(tmp_path / "trained")
+    _, pictures = figured(tmp_path, "figure: trained curves")
+    assert pictures == ["docs/figures/trained-curves-dark.svg", "docs/figures/trained-curves.svg"]
 
 
 def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) -> None:
     head = "pair,time_ms,ratio,ratio_low,ratio_high,noise,verdict\n"
     (tmp_path / "noise.csv").write_text(f"{head}0,2,1,0.99,1.01,0.01,tie\n1,2,1.1,1.09,1.11,0.01,slower\n")
-    chart, said = pairs(tmp_path / "noise.csv")
-    assert said.startswith("2 pairs of the same call")
-    assert said.endswith("1 of the 95% intervals exclude no difference, and 1 pairs get a verdict.")
-    assert "1 verdicts" in str(chart.to_dict()["title"])
+    assert "2 A/A pairs, 1 intervals without 0, 1 verdicts" in figured(tmp_path, "figure: noise.csv pairs")[0]
     (tmp_path / "noise.csv").write_text("a,b\n1,2\n")
     with pytest.raises(BadInput, match="expected a CSV that `swiglu-bench noise` wrote"):
-        pairs(tmp_path / "noise.csv")
+        figured(tmp_path, "figure: noise.csv pairs")
 
 
 @pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")

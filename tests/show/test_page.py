@@ -18,8 +18,7 @@ from reported import EVIL, EVIL_SHAPE, a_run, audited, awkward, awkward_rows, ti
 from swiglu_bench.machine import sources
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.show import page as pages
-from swiglu_bench.show.charts import colours, style_of
-from swiglu_bench.show.drawing import PALETTE
+from swiglu_bench.show.charts import PALETTE, colours, style_of
 from swiglu_bench.show.page import page
 from swiglu_bench.show.sections import by_work, load, sections
 
@@ -94,7 +93,7 @@ def test_everything_is_said(found: Elements) -> None:
         "1 pass, 1 fail, 1 unsupported, 1 not run",
         "A GPU & more", "3.0 GiB", "700 W", f"swiglu-bench forward --impl '{EVIL}'", "l2 cold", "fewer gradients",
         "How much faster than eager?", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie",
-        "Training of small, float32", "Loss curves: same as eager's: ", "How far is each loss from eager's?",
+        "Training of small, float32", "5 of 6 trained to the end", "How far is each loss from eager's?",
         "Does it learn the same?", "differs (frozen)", "Is it faster?", "0.990 ± 0.002",
         "hidden 8, intermediate 16", f"swiglu-bench report '{EVIL}'",
     ):  # fmt: skip
@@ -142,13 +141,6 @@ def test_a_browser_draws_every_open_chart_without_a_complaint(
     assert "<title>SwiGLU on" in elements  # no name ran as a script
 
 
-@NEEDS_BROWSER
-def test_a_browser_would_complain_of_a_request(awkward_page: str, tmp_path: Path) -> None:
-    """The page's own policy forbids them all, so that the test above sees any attempt."""
-    _, complaints = browse(awkward_page.replace("<main>", '<main><img src="https://example.org/x.png">'), tmp_path)
-    assert any("example.org" in line for line in complaints)
-
-
 def of(*runs: FinishedRun) -> dict[str, Any]:
     numbers = colours(runs)
     found = pages.matrix([(one, style_of(one, numbers)) for one in by_work(sections(runs))])
@@ -161,32 +153,9 @@ def test_winners_margins_and_ties() -> None:
     (group,) = found["groups"]
     assert (found["counts"], found["baselines"], group["title"]) == (["1", "1k"], "eager", "forward of glu")
     alone, tied = group["lines"][0]["cells"]
-    assert (alone["name"], alone["ties"], alone["speedup"], alone["next"]) == (EVIL, 0, "1.25×", "+25.0%")
+    assert (alone["name"], alone["first"], alone["level"], alone["place"].speedup) == (EVIL, [EVIL], False, 1.25)
     assert alone["colour"] in PALETTE
-    assert tied["ties"] == 1
-    assert found["sentence"].startswith("In all 4 cases an implementation is faster than eager, 1.25 times as fast;")
-
-
-def test_where_nothing_beats_the_baseline_there_is_no_gain() -> None:
-    found = of(a_run(timed("eager", 1, 1.0), timed("a", 1, 1.2)))
-    ((cell,),) = (line["cells"] for line in found["groups"][0]["lines"])
-    assert (cell["name"], cell["speedup"], cell["depth"], cell["next"]) == ("eager", "", 0, "+20.0%")
-    assert "Nothing is faster than eager" in found["sentence"]
-
-
-def a_sweep(**work: str) -> FinishedRun:
-    return a_run(timed("eager", 1, 1.0, **work), timed("a", 1, 0.5, **work), name="-".join(work.values()))
-
-
-@pytest.mark.parametrize(
-    ("works", "titles"),
-    [
-        ([{"scope": "glu"}, {"scope": "new"}], ["forward of glu", "forward of new"]),
-        ([{"routing": "uniform"}, {"routing": "zipf"}], ["forward of glu, uniform", "forward of glu, zipf"]),
-    ],
-)
-def test_each_kind_of_work_has_rows_of_its_own(works: list[dict[str, str]], titles: list[str]) -> None:
-    assert [group["title"] for group in of(*(a_sweep(**work) for work in works))["groups"]] == titles
+    assert len(tied["first"]) == 2
 
 
 def test_runs_of_other_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

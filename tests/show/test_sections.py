@@ -1,16 +1,13 @@
-"""Runs read for a report, cut into sections, and what these say in short."""
+"""Runs read for a report, and cut into sections."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
-from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_run, audited, awkward, awkward_rows, timed, trained, write
-from specimens import a_summary, without_time
+from reported import COMMITTED, IN_A_CHECKOUT, a_memory, a_run, audited, awkward, awkward_rows, timed, trained, write
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.finished_run import load_training
-from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.sections import Section, caption, folders, load, only, remarks, sections, training_caption
+from swiglu_bench.rows.record import Record
+from swiglu_bench.show.sections import Section, by_work, caption, folders, load, only, remarks, sections
 
 
 def test_a_folder_and_its_csv_are_the_same_rows_and_the_last_of_a_case_on_each_machine_counts(tmp_path: Path) -> None:
@@ -59,7 +56,7 @@ def test_a_training_by_its_folder_or_file_and_below_a_folder(tmp_path: Path) -> 
     assert folders(tmp_path) == folders(folder) == [folder]
     for path in (folder, folder / "summary.csv"):
         run = load(path)
-        assert run.training
+        assert run.losses
         assert (run.label, len(run.records), len(run.audit)) == ("train", 6, 0)
         assert run.commands == ["swiglu-bench train"]
 
@@ -68,9 +65,8 @@ def test_only_some_implementations(tmp_path: Path) -> None:
     runs = [load(trained(tmp_path / "train")), load(awkward(tmp_path / "run")), load(audited(tmp_path / "audit"))]
     (kept,) = only(runs, ["ea*", "slow"])[1:]
     assert {row.implementation for row in kept.records} == {"eager", "slow"}
-    training = only(runs, ["lev*", "frozen"])[0].training
-    assert training
-    assert training.names == ["level", "frozen"]
+    training = only(runs, ["lev*", "frozen"])[0]
+    assert [row.implementation for row in training.summaries] == ["level", "frozen"]
     assert [run.label for run in only(runs, ["slow"])] == ["run"]
     with pytest.raises(BadInput, match=r"--impl: no row of these runs is of 'eagr'; did you mean eager"):
         only(runs, ["eagr"])
@@ -83,41 +79,35 @@ def section_of(*rows: Record) -> Section:
 
 def test_what_spoils_the_figures_is_said() -> None:
     text = "\n".join(remarks(section_of(*awkward_rows())))
-    for part in ("frozen", "within 0.20% of 1", "1k tokens.", "2 skipped, 2 incorrect and 2 failed, of 24 rows"):
+    for part in ("frozen at 1 token: fewer gradients", "within 0.20% of 1", "1k tokens."):
         assert part in text, part
     busy = timed("a", 1, 0.5, queue_filled=0.5, other_processes=2, remarks="Not checked by the clock.")
     text = "\n".join(remarks(section_of(timed("eager", 1, 1.0), busy)))
-    for part in ("a at 1 token (queue_filled)", "Another process used the GPU", "Not checked by the clock."):
+    for part in ("a at 1 token: queue_filled below 1", "Another process used the GPU", "Not checked by the clock."):
         assert part in text, part
 
 
+def test_a_section_says_how_many_rows_have_figures_and_how_near_their_errors_come() -> None:
+    assert caption(section_of(*awkward_rows())).startswith("18 of 24 rows ok")
+
+
 @IN_A_CHECKOUT
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [("forward", " times as fast; first most often"), ("memory-mlp", "MiB."), ("verify", "checked rows are right")],
-)
-def test_captions_of_the_committed_runs(name: str, part: str) -> None:
-    assert part in caption(sections([load(COMMITTED / name)])[0])
+def test_sections_are_never_mixed() -> None:
+    runs = [load(COMMITTED / name) for name in ("forward", "memory-mlp", "step-others")]
+    titles = ["forward of glu", "step of mlp", "step of glu", "memory of mlp"]
+    assert [section.title for section in sections(runs)] == [f"{title}, bfloat16" for title in titles]
 
 
-def test_captions_of_what_has_no_figures() -> None:
-    failed = [without_time(Status.ERROR, "no", command=f"swiglu-bench {name}") for name in ("verify", "memory", "step")]
-    assert [caption(section_of(row)) for row in failed] == [
-        "Nothing was checked.",
-        "No memory could be measured.",
-        "Nothing was timed beside a baseline in the same rounds.",
-    ]
+def test_runs_of_one_kind_of_work_are_one_section_unless_they_measured_the_same_case() -> None:
+    one, other = (a_run(timed("eager", 1, 1.0), timed(name, 1, 0.5), name=name) for name in "ab")
+    longer = a_run(timed("eager", 2, 1.0), timed("c", 2, 0.5), name="c")
+    (work,) = by_work(sections([one, longer]))
+    assert (work.names, len(work.rows), len(work.of(longer))) == ("a and c", 4, 2)
+    assert [work.names for work in by_work(sections([one, other, longer]))] == ["a and c", "b"]
 
 
-def test_a_training_says_who_learns_the_same_and_whose_step_is_the_shortest(tmp_path: Path) -> None:
-    run = load_training(trained(tmp_path / "run"))
-    assert training_caption(run) == (
-        f"Loss curves: same as eager's: level and {EVIL}. Shortest step: {EVIL}, 0.900 ± 0.002 of eager's "
-        "time (faster)."
-    )
-    rows = [dataclasses.replace(row, curve="differs" if row.implementation == EVIL else row.curve)
-            for row in run.summaries]  # fmt: skip
-    said = training_caption(dataclasses.replace(run, summaries=rows))
-    assert f"differs: {EVIL}. Shortest step: level" in said, "who learns otherwise is not ranked"
-    broken = dataclasses.replace(run, summaries=[a_summary("eager", status=Status.ERROR, reason="It broke.")])
-    assert training_caption(broken) == "Nothing was trained to the end."
+def test_memory_joins_the_times_of_the_same_cases_on_the_same_machine() -> None:
+    step = a_run(timed("fast", 1024, 0.5, mode="step"), name="step")
+    memory, other = (a_run(a_memory("fast", 1, **of), name="memory") for of in ({}, {"device": "Another GPU"}))
+    assert [section.memory_from for section in sections([step, memory])] == [["memory"], ()]
+    assert [section.memory_from for section in sections([step, other])] == [(), ()]

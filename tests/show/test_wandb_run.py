@@ -179,14 +179,6 @@ class TestOffline:
         assert sorted(line) == [[128, "eager", 1.5], [128, "fused", 1.2], [8192, "fused", 60.0]]
 
 
-def test_a_run_may_be_continued_and_have_no_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    WandbRun(CONFIG, tmp_path, pytest.fail, "mine-1", **ABOUT, entity="team").close()
-    wandb.teardown()
-    kept = Kept(tmp_path)
-    assert (kept.about.run_id, kept.about.entity, kept.steps) == ("mine-1", "team", [])
-    assert capfd.readouterr() == ("", ""), "nothing is printed"
-
-
 @pytest.mark.parametrize("broken", ["no library", "no such id", "the connection", "nothing, it is disabled"])
 def test_what_goes_wrong_is_one_line_and_never_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str

@@ -13,7 +13,7 @@ from specimens import a_cell, a_record, a_seed, a_summary, without_time
 from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun
 from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, Status
 from swiglu_bench.rows.run_folder import write_run_file
-from swiglu_bench.show.csv_file import CsvFile, Table
+from swiglu_bench.show.text import CsvFile, Table
 
 COMMITTED = ROOT / "results" / "nvidia-h200"
 IN_A_CHECKOUT = pytest.mark.skipif(not COMMITTED.exists(), reason="the committed runs are not here: no checkout")

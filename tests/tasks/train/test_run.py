@@ -17,7 +17,7 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.finished_run import Curve, seeds_of
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.csv_file import CsvFile
+from swiglu_bench.show.text import CsvFile
 from swiglu_bench.tasks.train import run
 from swiglu_bench.tasks.train.blocks import FittedModel, SeedTraining, Trainee
 from swiglu_bench.tasks.train.run import enter_curve, final, spread, time_steps, train
