@@ -7,8 +7,8 @@ from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.choice import glu_of_sizes
 from swiglu_kernels.ops.gate.formula import Formula, check_formula
+from swiglu_kernels.ops.glu.block import Operands, Options, as_matrix, needs_backward, outputs
 from swiglu_kernels.ops.glu.choice import AUTO, forward, resolve, why_weight_grad
-from swiglu_kernels.ops.glu.operation import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import forward_launch
 from swiglu_kernels.runtime.backend import backend_for, capability_of
@@ -70,7 +70,7 @@ def explain(
     trains = any(parameter is not None and parameter.requires_grad for parameter in (w_gate, w_up, *biases))
     asked = {"dX": input_grad, "dW": weight_grad}
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, x, intermediate)
-    z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
+    z, gate, up = outputs(Operands(x, w_gate, w_up), Options(weight_grad, save if trains else "input", input_grad, ()))
     stored = (gate, up) if trains and save == "preact" else None
     has_bias = bias_gate is not None or bias_up is not None
     unmeasured = here.why_unmeasured(x.device)

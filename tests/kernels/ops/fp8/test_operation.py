@@ -244,8 +244,10 @@ def test_weights_that_were_quantised_before(recipe):
 def test_operator_conventions():
     inputs = problem(3, gradients=True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    options = ("blockwise", "fp8", True, PLAIN.numbers)
-    opcheck(fp8._mlp._overload, (*inputs, None, None, None, None, *options), test_utils=checks)
+    x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down = inputs
+    given = x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down, None, None, None, None
+    options = "fp8", "preact", "", PLAIN.numbers, "separate", 0, "blockwise"
+    opcheck(fp8.MLP.forward._overload, (*given, *options), test_utils=checks)
     for recipe, weight in (("rowwise", False), ("blockwise", False), ("blockwise", True)):
         opcheck(
             fp8._quantise._overload, (inputs[1].detach(), recipe, weight), test_utils=("test_schema", "test_faketensor")

@@ -191,14 +191,11 @@ def test_without_a_gradient_only_z_is_stored(monkeypatch):
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[-1]], ids=variant_name)
 def test_operator_registration(options):
     inputs = leaves(5, 9, 7)
-    formula = (PLAIN.numbers,)
-    opcheck(torch.ops.swiglu_kernels.glu.default, (*inputs, None, None, "separate", *options.values(), *formula))
+    others = *options.values(), PLAIN.numbers, "separate", 0, ""
+    opcheck(torch.ops.swiglu_kernels.glu.default, (*inputs, None, None, *others))
     kept = torch.zeros((5, 7) if options["save"] == "preact" else (0, 0), device=DEVICE)
-    given = (torch.ones(5, 7, device=DEVICE), *(leaf.detach() for leaf in inputs), kept, kept)
-    opcheck(
-        torch.ops.swiglu_kernels.glu_backward.default,
-        (*given, None, None, True, False, "separate", *options.values(), *formula),
-    )
+    given = (torch.ones(5, 7, device=DEVICE), *(leaf.detach() for leaf in inputs), None, None, None, kept, kept)
+    opcheck(torch.ops.swiglu_kernels.glu_backward.default, (*given, [True] * 3 + [False] * 2, *others))
 
 
 @pytest.mark.parametrize("layout", ["rows far apart", "columns far apart"])

@@ -140,9 +140,9 @@ def test_nothing_is_copied(packing, weight_grad, monkeypatch):
 def test_operator_registration(packing):
     inputs = leaves(5, 9, 7, packing)
     x, weight, bias = inputs
-    options = packing, "triton", "preact", "fused", *FORMULA
-    opcheck(torch.ops.swiglu_kernels.glu.default, (x, weight, None, bias, None, *options))
+    others = *FORMULA, packing, 0, ""
+    opcheck(torch.ops.swiglu_kernels.glu.default, (x, weight, None, bias, None, "triton", "preact", "fused", *others))
     x, weight, bias = (tensor.detach() for tensor in inputs)
-    z = torch.ones(5, 7, device=DEVICE)
-    arguments = (z, x, weight, None, z, z, bias, None, True, True, packing, "torch", "preact", "torch", *FORMULA)
+    z, needs = torch.ones(5, 7, device=DEVICE), [True, True, False, True, False]
+    arguments = z, x, weight, None, bias, None, None, z, z, needs, "torch", "preact", "torch", *others
     opcheck(torch.ops.swiglu_kernels.glu_backward.default, arguments)

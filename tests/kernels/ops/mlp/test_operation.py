@@ -176,10 +176,11 @@ def test_dx_is_summed_over_slices_in_fp32():
 
 @pytest.mark.parametrize("options", [("triton", "preact", "fused", 0), ("torch", "input", "torch", 2)], ids=str)
 def test_operator_registration(options):
-    inputs = leaves(5, 9, 7, 6)
-    opcheck(torch.ops.swiglu_kernels.mlp.default, (*inputs, *options, *FORMULA))
-    x, w_gate, w_up, w_down, bias_gate, bias_up, _ = (tensor.detach() for tensor in inputs)
+    x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down = leaves(5, 9, 7, 6)
+    others = *options[:3], *FORMULA, "separate", options[3], ""
+    given = x, w_gate, w_up, bias_gate, bias_up, w_down
+    opcheck(torch.ops.swiglu_kernels.mlp.default, (*given, bias_down, *others))
     gate = torch.ones((5, 7) if options[1] == "preact" else (0, 0), device=DEVICE)
     d_out = torch.ones(5, 6, device=DEVICE)
-    arguments = (d_out, x, w_gate, w_up, w_down, gate, gate, bias_gate, bias_up, [True] * 7, *options, *FORMULA)
+    arguments = d_out, *(tensor.detach() for tensor in given), gate, gate, [True] * 7, *others
     opcheck(torch.ops.swiglu_kernels.mlp_backward.default, arguments)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiglu_kernels import reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.ops.experts import operation as experts
+from swiglu_kernels.ops.glu import block
 from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.mlp import operation as mlp
 from swiglu_kernels.runtime import backend
@@ -82,8 +83,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
     monkeypatch.setattr(glu, "forward_launch", describe)
     monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: PORTABLE)
-    for module in (glu, mlp):
-        monkeypatch.setattr(module, "backend_for", lambda _: "triton")
+    monkeypatch.setattr(block, "backend_for", lambda _: "triton")
     monkeypatch.setattr(door, "_shut", False)
     monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
     plan.forget()
