@@ -88,7 +88,7 @@ def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases:
     elif schedule == "torch":
         run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
     else:
-        run(glu_launch, *operands, z, None, preactivations, None, biases, formula)
+        run(glu_launch, *operands, z, None, preactivations, biases, formula)
 
 
 def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula: Formula) -> Quantised | None:
@@ -110,7 +110,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     elif schedule == "torch":
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
     else:
-        run(glu_launch, *operands, codes, scales, preactivations, None, biases, formula)
+        run(glu_launch, *operands, codes, scales, preactivations, biases, formula)
     return Quantised(codes, scales.t())
 
 
@@ -143,7 +143,7 @@ def write_hidden_grad(
         d_h = d_gate.new_empty(d_gate.shape)
         plan.apply(_multiply, d_out, w_down, d_h)
         return write_gate_gradients(d_h, preactivations, gradients, formula, maxima)
-    run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, None, formula)
+    run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, formula)
     return UNKNOWN
 
 

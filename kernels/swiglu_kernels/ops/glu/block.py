@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from swiglu_kernels.ops.gate.formula import Formula, check_formula, formula_of
 from swiglu_kernels.ops.glu import definition
 from swiglu_kernels.ops.glu.choice import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
-from swiglu_kernels.ops.glu.portable_forward import Biases
+from swiglu_kernels.ops.glu.portable_forward import Biases, Pair
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_chunk, check_down, check_glu, check_option, check_packed, check_vector
@@ -26,8 +26,6 @@ from swiglu_kernels.runtime.shortcuts.series import Series
 
 SEPARATE = "separate"
 """The layout of two weights; those of one that holds both are `packed.LAYOUTS`."""
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Of gate and up."""
 
 
 class Operands(NamedTuple):

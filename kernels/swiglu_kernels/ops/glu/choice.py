@@ -227,46 +227,51 @@ def why_not_by_hand(
 
 
 def forward(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, *, stored: bool = False,
-    has_bias: bool = False, formula: Formula = PLAIN, capability: Capability | None = None, launch: bool = False,
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, stored: bool = False,
+    has_bias: bool = False, formula: Formula = PLAIN, launch: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose what makes z.
 
     Args:
-        x: [tokens, hidden].
-        w_gate, w_up: [intermediate, hidden].
+        x, w_gate, w_up: [tokens, hidden], [intermediate, hidden] and as that.
         z: [tokens, intermediate], or what lies in memory like it.
         stored: whether gate and up are kept.
         has_bias: whether gate or up have biases.
         formula: the gate.
-        capability: of the GPU to choose for; None for that of x's device.
         launch: one launch is asked for, not PyTorch's products.
     """
     name = "forward-preact" if stored else "forward"
-    sizes = x.shape[0], x.shape[1], w_gate.shape[0]
-    at = here.problem_of(x, sizes, capability)
-    tuned = lookup(name, x, *sizes) if formula == PLAIN and not has_bias else None
+    at = here.problem_of(x, (*x.shape, w_gate.shape[0]))
+    tuned = lookup(name, x, *at.sizes) if formula == PLAIN and not has_bias else None
     aside = why_not_by_hand(x, w_gate, w_up, has_bias, formula, at.capability)
     why = here.why_unmeasured(x.device) or aside
-    if not (launch or INTERPRETING or 0 in sizes):
+    if not (launch or INTERPRETING or 0 in at.sizes):
         if tuned == BY_TORCH:
             return replace(BY_TORCH, why="tuned")
         if tuned is None and forward_is_by_torch(at, aside is None):
-            return replace(BY_TORCH, why=why or here.why_slow_rows(*sizes[1:]))
+            return replace(BY_TORCH, why=why or here.why_slow_rows(*at.sizes[1:]))
     choice = here.choose(name, at, tuned, aside, vectorises(x, w_gate, w_up, z))
     return replace(choice, why=why or "") if choice.schedule == "portable" else choice
 
 
+def recompute(
+    dz: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, d_gate: torch.Tensor
+) -> Choice:
+    """Choose the launch that makes d_gate and d_up where x alone was saved."""
+    at = here.problem_of(x, (*x.shape, w_gate.shape[0]))
+    tuned = lookup("recompute", x, *at.sizes)
+    return here.choose("recompute", at, tuned, None, vectorises(x, w_gate, w_up, dz, d_gate))
+
+
 def input_grad(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], dx: torch.Tensor, dz: torch.Tensor | None = None,
-    capability: Capability | None = None, accumulate: bool = False,
+    accumulate: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose the launch that makes dX of (d_gate, w_gate) and (d_up, w_up), or on the fly of dz, gate and up."""
     (gate, w_gate), (_, w_up) = pairs
     name = "input-grad" if dz is None else "input-grad-fused"
-    sizes = gate.shape[0], dx.shape[1], gate.shape[1]
-    at = here.problem_of(gate, sizes, capability)
-    tuned = lookup(name, gate, *sizes)
+    at = here.problem_of(gate, (gate.shape[0], dx.shape[1], gate.shape[1]))
+    tuned = lookup(name, gate, *at.sizes)
     aside = hopper_products.why_not("dX", pairs, [dx], at.capability) if dz is None else None
     aligned = vectorises(gate if dz is None else dz, gate, w_gate, w_up, dx)
     choice = here.choose(name, at, None if accumulate else tuned, aside, aligned)
@@ -274,17 +279,15 @@ def input_grad(
 
 
 def weight_grad(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], outs: Sequence[torch.Tensor], dz: torch.Tensor | None = None,
-    capability: Capability | None = None,
-) -> Choice:  # fmt: skip
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], outs: Sequence[torch.Tensor], dz: torch.Tensor | None = None
+) -> Choice:
     """Choose the launch that makes both weight gradients of (d_gate, x) and (d_up, x), or of dz, gate, up and x."""
     gate, x = pairs[0]
     name = "weight-grad" if dz is None else "weight-grad-fused"
-    sizes = x.shape[0], x.shape[1], gate.shape[1]
-    at = here.problem_of(x, sizes, capability)
+    at = here.problem_of(x, (*x.shape, gate.shape[1]))
     aside = hopper_products.why_not("dW", pairs, outs, at.capability) if dz is None else None
     aligned = vectorises(gate if dz is None else dz, gate, x, outs[0])
-    return here.choose(name, at, lookup(name, x, *sizes), aside, aligned)
+    return here.choose(name, at, lookup(name, x, *at.sizes), aside, aligned)
 
 
 def resolve(

@@ -356,6 +356,14 @@ def tile_for(tokens: int, hidden: int, intermediate: int, processors: int, store
     return best if best and cost(best) < LEAST_GAIN * ping_pong else None
 
 
+def shares_of(tile: Tile, x: torch.Tensor, intermediate: int) -> int:
+    """Return among how many programs a launch shares the last wave's tiles."""
+    programs = multiprocessors(x.device)
+    _, rest = last_wave(x.shape[0], intermediate, tile.rows, programs)
+    shares = min(tile.parts, -(-x.shape[1] // DEPTH))  # the main loop waits for ever for a share of no depth
+    return shares if 0 < rest * shares <= programs else 1
+
+
 def forward_launch(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile,
@@ -367,11 +375,8 @@ def forward_launch(
         tile: its rows, stages, group and parts are taken; a share has some depth, whatever the parts.
     """
     (M, K), N = x.shape, w_gate.shape[0]
-    programs = multiprocessors(x.device)
-    run = _run_of(tile.rows)
-    full, rest = last_wave(M, N, tile.rows, programs)
-    shares = min(tile.parts, -(-K // DEPTH))  # the main loop waits for ever for a share of no depth
-    shares = shares if 0 < rest * shares <= programs else 1
+    programs, run = multiprocessors(x.device), _run_of(tile.rows)
+    (full, rest), shares = last_wave(M, N, tile.rows, programs), shares_of(tile, x, N)
     whole = full * programs
     blocks = {"x": (x, WIDE, DEPTH), "w_gate": (w_gate, FEATURES, DEPTH), "w_up": (w_up, FEATURES, DEPTH)}
     blocks |= {f"x_{rows}": (x, rows, DEPTH) for rows in REST if (run - WIDE) & rows}

@@ -23,31 +23,28 @@ from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
 from swiglu_kernels.ops.gate.operation import gate_gradients
 from swiglu_kernels.ops.glu import choice
-from swiglu_kernels.ops.glu.block import Block, Gradients, Operands, Options, Pair, in_pairs, new
+from swiglu_kernels.ops.glu.block import Block, Gradients, Operands, Options, in_pairs, new
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.ops.glu.portable_forward import Biases, forward_launch, recompute_launch
+from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of, forward_launch, recompute_launch
 from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 
 
 def write_forward(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None, biases: Biases, formula: Formula,
+    preactivations: Pair | None, biases: Biases, formula: Formula,
 ) -> None:  # fmt: skip
     """Write z, and gate and up if they are given, by whatever is fastest for these tensors."""
-    has_bias = biases[0] is not None or biases[1] is not None
-    chosen = choice.forward(
-        x, w_gate, w_up, z, stored=preactivations is not None, has_bias=has_bias, formula=formula
-    )  # fmt: skip
+    chosen = choice.forward(x, w_gate, w_up, z, preactivations is not None, any_of(biases), formula)
     if chosen.schedule != "torch":
-        run(forward_launch, x, w_gate, w_up, z, preactivations, None, biases, formula, chosen)
+        run(forward_launch, x, w_gate, w_up, z, preactivations, biases, formula, chosen)
     else:
         multiply_and_gate(x, w_gate, w_up, z, preactivations, biases, formula)
 
 
 def multiply_and_gate(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None, biases: Biases, formula: Formula,
+    preactivations: Pair | None, biases: Biases, formula: Formula,
 ) -> None:  # fmt: skip
     """Write the same by two products of PyTorch and one elementwise launch."""
     made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
@@ -78,7 +75,7 @@ def write_input_grad(
 
 
 def write_weight_grads(
-    d_gate: torch.Tensor, d_up: torch.Tensor, x: torch.Tensor, d_weights: tuple[torch.Tensor, torch.Tensor],
+    d_gate: torch.Tensor, d_up: torch.Tensor, x: torch.Tensor, d_weights: Pair,
     weight_grad: str,
 ) -> None:  # fmt: skip
     """Write d_gate^T x and d_up^T x to d_weights."""
@@ -132,14 +129,14 @@ def _backward(
     if options.save == "input":
         assert x is not None, "the recomputation starts from x"
         d_gate, d_up = new(dz, *dz.shape), new(dz, *dz.shape)
-        run(recompute_launch, dz, x, w_gate, w_up, d_gate, d_up, None, biases, formula)
+        run(recompute_launch, dz, x, w_gate, w_up, (d_gate, d_up), biases, formula)
     elif options.weight_grad == "torch" or not fused or d_biases is not None:
         reads_both = fused and results.wants("x")
         d_gate, d_up = gate_gradients(dz, gate, up, formula, in_place and not reads_both)
 
     if results.wants("x"):
         if d_gate is None or d_up is None or (options.save == "preact" and fused):
-            run(input_grad_launch, dz, gate, up, w_gate, w_up, results["x"], None, formula)
+            run(input_grad_launch, dz, gate, up, w_gate, w_up, results["x"], formula)
         else:
             write_input_grad(d_gate, d_up, w_gate, w_up, results["x"], options.input_grad)
 
@@ -151,7 +148,7 @@ def _backward(
         return
     assert x is not None, "weight gradients are products with x"
     if d_gate is None or d_up is None:
-        run(weight_grad_launch, dz, gate, up, x, *d_weights, None, formula)
+        run(weight_grad_launch, dz, gate, up, x, *d_weights, formula)
     else:
         write_weight_grads(d_gate, d_up, x, d_weights, options.weight_grad)
 

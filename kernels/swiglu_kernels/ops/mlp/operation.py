@@ -91,7 +91,7 @@ def write_hidden_grads(
     """Write d_gate, d_up and, if it is given, h; arguments as of `down_backward_launch`."""
     chosen = choice.hidden_grad(d_out, w_down, [*preactivations, d_gate, d_up, *([] if h is None else [h])], formula)
     if chosen.schedule != "torch":
-        run(down_backward_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula, chosen)
+        run(down_backward_launch, d_out, w_down, preactivations, d_gate, d_up, h, formula, chosen)
     else:
         multiply_and_gate_backward(d_out, w_down, preactivations, d_gate, d_up, h, formula)
 
@@ -155,7 +155,7 @@ def _backward(
             write_down_grad(d_out_rows, h, results["w_down"][:, columns], options.weight_grad)
         del h, wanted_h
         if dx_sum is not None:
-            run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, None, PLAIN, True)
+            run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, PLAIN, True)
         elif results.wants("x"):
             write_input_grad(d_gate, d_up, *weights, results["x"][rows], options.input_grad)
         if results.wants("w_gate"):

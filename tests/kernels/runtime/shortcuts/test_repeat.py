@@ -75,7 +75,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """What CPU tensors are launched on, as if they lay on a GPU."""
     made = Kernel()
 
-    def describe(x, w_gate, w_up, z, preactivations, capability, biases, formula, chosen) -> Launch:
+    def describe(x, w_gate, w_up, z, preactivations, biases, formula, chosen) -> Launch:
         assert preactivations is None
         M, (N, K) = x.shape[0], w_gate.shape
         arguments = (x, w_gate, w_up, z, *biases, M, N, K, formula.up_offset)
