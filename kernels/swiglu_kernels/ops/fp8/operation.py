@@ -29,32 +29,13 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.ops.fp8 import products
 from swiglu_kernels.ops.fp8.definition import RECIPES
 from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quantised, quantise_both, quantise_rows
-from swiglu_kernels.ops.fp8.products import (
-    glu_codes,
-    write_gate_gradients,
-    write_glu,
-    write_hidden_grad,
-    write_product,
-    write_sum,
-)
+from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import check_formula
-from swiglu_kernels.ops.glu.block import (
-    SEPARATE,
-    Block,
-    Gradients,
-    Operands,
-    Options,
-    Pair,
-    as_matrix,
-    check_operands,
-    frozen,
-    like_leading,
-    needs_backward,
-    new,
-    trains,
-)
+from swiglu_kernels.ops.glu import block
+from swiglu_kernels.ops.glu.block import SEPARATE, Gradients, Operands, Options, new
 from swiglu_kernels.ops.glu.choice import AUTO, SAVES
 from swiglu_kernels.ops.glu.operation import sum_over_tokens, write_weight_grads
 from swiglu_kernels.ops.mlp.operation import write_down_grad
@@ -100,7 +81,7 @@ def _by_rows(name: str, tensor: torch.Tensor, scales: torch.Tensor | None, recip
     """Quantise an operand by its name for a product that sums over its last axis, if there are no scales yet."""
     weight = name.startswith("w_")
     quantised = quantise_rows(tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
-    _hand_over(name, quantised)
+    hand(quantised, name)
     return quantised
 
 
@@ -110,26 +91,22 @@ def _both(
     """Quantise an operand by its name for products that sum over its last axis, its first, or one for each."""
     both = quantise_both(tensor, recipe, name.startswith("w_"), rows, along, maxima)
     if rows:
-        _hand_over(name, both[0])
+        hand(both[0], name)
     if along and _handed is not None:
         codes, scales = both[1]
-        _handed[f"{name}.T"] = codes.t()[: tensor.shape[0]], scales.t() if scales.dim() == 2 else scales[None, :]
+        hand(Quantised(codes.t()[: tensor.shape[0]], scales.t() if scales.dim() == 2 else scales[None, :]), f"{name}.T")
     return both
 
 
-def _hand_over(name: str, operand: Quantised) -> None:
-    if _handed is not None:
-        _handed[name] = operand.codes, operand.scales if operand.scales.dim() == 2 else operand.scales[:, None]
-
-
 def hand(operand: Quantised, name: str, row: torch.Tensor | None = None) -> None:
-    """Enter "rowwise" codes of an operand of experts, if somebody looks; of sorted rows in the order of pairs.
+    """Enter an operand by its name, if somebody looks; sorted rows of experts in the order of pairs.
 
     `row` is that of a routing in which every index names an expert.
     """
     if _handed is None:
         return
-    codes, scales = operand.codes, operand.scales[..., None]
+    codes, scales = operand.codes, operand.scales
+    scales = scales if scales.dim() == codes.dim() else scales[..., None]
     if row is not None:
         codes, scales = codes.view(torch.uint8)[row.long()].view(codes.dtype), scales[row.long()]
     _handed[name] = codes, scales
@@ -148,20 +125,25 @@ def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.T
     if given.w_down is None:
         write_glu(operands, out, (gate, up), biases, formula)
         return
-    h = glu_codes(operands, (gate, up), biases, formula)
+    h = products.glu_codes(operands, (gate, up), biases, formula)
     if h is None:
         z = new(out, given.x.shape[0], given.w_gate.shape[0])
         write_glu(operands, z, (gate, up), biases, formula)
         h = _by_rows("h", z, None, options.recipe)
         del z
     else:
-        _hand_over("h", h)
+        hand(h, "h")
     del operands
     write_product(h, _by_rows("w_down", given.w_down, given.s_down, options.recipe), out, given.bias_down)
 
 
 def _backward(
-    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Options, in_place: bool
+    d_out: torch.Tensor,
+    given: Operands,
+    preactivations: block.Pair,
+    results: Gradients,
+    options: Options,
+    in_place: bool,
 ) -> None:
     """What is not read any more is given back before the next is allocated."""
     x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
@@ -169,7 +151,8 @@ def _backward(
     keep, in_fp8 = options.save == "preact", weight_grad == "fp8"
     tokens, intermediate = d_out.shape[0], w_gate.shape[0]
     if tokens == 0:
-        results.zero()
+        for gradient in results.of(block.NAMES):
+            gradient.zero_()
         return
     wants_down = results.wants("w_down")
     (gate, up), h = preactivations, None
@@ -181,13 +164,17 @@ def _backward(
     wants_maxima = recipe == "rowwise" and (results.wants("x") or in_fp8)
     d_gate, d_up = (gate, up) if in_place or not keep else (torch.empty_like(gate), torch.empty_like(up))
     if w_down is None:
-        of_gate, of_up, _ = write_gate_gradients(d_out, (gate, up), (d_gate, d_up, None), formula, wants_maxima)
+        of_gate, of_up, _ = products.write_gate_gradients(
+            d_out, (gate, up), (d_gate, d_up, None), formula, wants_maxima
+        )
     else:
         by_rows, along = _both("upstream", d_out, recipe, True, wants_down and in_fp8)
         _, w_down_along = _both("w_down", w_down, recipe, False, True)
         made = new(d_out, tokens, intermediate) if wants_down and keep else None
         gradients = d_gate, d_up, made
-        of_gate, of_up, of_h = write_hidden_grad(by_rows, w_down_along, (gate, up), gradients, formula, wants_maxima)
+        of_gate, of_up, of_h = products.write_hidden_grad(
+            by_rows, w_down_along, (gate, up), gradients, formula, wants_maxima
+        )
         h = made if keep else h
         del by_rows, w_down_along, made
         if wants_down:
@@ -206,7 +193,7 @@ def _backward(
         if results.wants("x"):
             _, w_gate_along = _both("w_gate", w_gate, recipe, False, True)
             _, w_up_along = _both("w_up", w_up, recipe, False, True)
-            write_sum(gate_rows, w_gate_along, up_rows, w_up_along, results["x"])
+            products.write_sum(gate_rows, w_gate_along, up_rows, w_up_along, results["x"])
             del w_gate_along, w_up_along
         del gate_rows, up_rows
         if wants_along:
@@ -222,7 +209,7 @@ def _backward(
             plan.apply(sum_over_tokens, gradient, results[name])
 
 
-MLP = Block("fp8_mlp", 11, _forward, _backward)
+MLP = block.Block("fp8_mlp", 11, _forward, _backward)
 
 
 @operator("fp8_quantise")
@@ -328,7 +315,7 @@ def swiglu_mlp_fp8(
 ) -> torch.Tensor:
     """Return `swiglu_mlp(x, w_gate, w_up, w_down, ...)` with the operands of every product in fp8.
 
-    Source: `reference.swiglu_mlp_fp8` is the definition, `reference.quantise` that of the recipes.
+    `reference.swiglu_mlp_fp8` is the definition, `reference.quantise` that of the recipes, with their sources.
 
     Args:
         x: [..., hidden], bfloat16 or float16; or where the weights are, Quantised, [tokens, hidden]. Under autocast
@@ -337,9 +324,7 @@ def swiglu_mlp_fp8(
             `quantise(w_gate, recipe, weight=True)`, once for many calls without a gradient.
         w_up: as w_gate, and quantised where that is.
         w_down: [hidden_out, intermediate]; as w_up. None: the result is z, as of `swiglu_glu`.
-        bias_gate: [intermediate] or None; biases are not quantised.
-        bias_up: as bias_gate.
-        bias_down: [hidden_out] or None.
+        bias_gate, bias_up, bias_down: as for `swiglu_mlp`; biases are not quantised.
         recipe: "rowwise" or "blockwise".
         activation, gate_multiplier, alpha, limit, up_offset: the gate, as for `swiglu_glu`.
         weight_grad: "fp8" (also "auto"): the products for the weight gradients have quantised operands; "triton" or
@@ -364,20 +349,20 @@ def swiglu_mlp_fp8(
     formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
     given, scales = _given((x, w_gate, w_up, w_down), (bias_gate, bias_up, bias_down), recipe)
     if weight_grad == "none":
-        given = frozen(given)
-    with_grad = needs_backward(*given)
+        given = block.frozen(given)
+    with_grad = block.needs_backward(*given)
     quantised = [name for name, scale in zip(_NAMES, scales, strict=True) if scale is not None]
     if with_grad and quantised:
         raise ValueError(
             f"{', '.join(quantised)}: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()"
         )
-    if not trains(given):
+    if not block.trains(given):
         weight_grad = "none"
     elif weight_grad == AUTO:
         weight_grad = "fp8"
     kept = "preact" if with_grad and save != "input" else "input"
-    rows, options = as_matrix(given.x), (weight_grad, kept, "", formula.numbers, SEPARATE, 0, recipe)
-    return like_leading(call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options), given.x)
+    rows, options = block.as_matrix(given.x), (weight_grad, kept, "", formula.numbers, SEPARATE, 0, recipe)
+    return block.like_leading(call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options), given.x)
 
 
 _NAMES = ("x", "w_gate", "w_up", "w_down")
@@ -403,7 +388,9 @@ def _given(
         operand if scale is None else operand.new_empty(1, dtype=dtype).expand(operand.shape)
         for operand, scale in zip(given, scales, strict=True)
     )
-    shapes = check_operands((x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down), SEPARATE, w_down is not None)
+    shapes = block.check_operands(
+        (x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down), SEPARATE, w_down is not None
+    )
     sizes = [("hidden", w_gate.shape[1]), ("intermediate", w_gate.shape[0])]
     check("x", shapes.x, sizes if w_down is None else [*sizes, ("hidden_out", w_down.shape[0])])
     return Operands(*given[:3], shapes.bias_gate, shapes.bias_up, given[3], shapes.bias_down), scales

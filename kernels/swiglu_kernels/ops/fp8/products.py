@@ -16,7 +16,7 @@ from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launc
 from swiglu_kernels.ops.fp8.portable_gate import gradients_launch
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
-from swiglu_kernels.ops.glu.portable_forward import Biases
+from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of
 from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.shortcuts import plan
@@ -24,8 +24,6 @@ from swiglu_kernels.runtime.shortcuts.plan import run
 
 SCALES = 4
 """cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""gate and up."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """d_gate, d_up and h."""
 MaximaOf = tuple[Maxima, Maxima, Maxima]
@@ -59,10 +57,6 @@ def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantis
     out.add_(more)
 
 
-def _any(biases: Biases) -> bool:
-    return biases[0] is not None or biases[1] is not None
-
-
 def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
     """Return gate and up by PyTorch, in preactivations unless these are empty."""
     x, *weights = operands
@@ -82,7 +76,7 @@ def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations
 
 def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable_fp8.glu_launch`."""
-    schedule = choice.glu(operands, z.dtype, _any(biases), formula).schedule
+    schedule = choice.glu(operands, z.dtype, any_of(biases), formula).schedule
     if schedule == "hopper":
         _launch_by_hand(operands, z, preactivations)
     elif schedule == "torch":
@@ -100,7 +94,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     if x.scales.dim() == 1:
         return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
-    schedule = choice.glu(operands, preactivations[0].dtype, _any(biases), formula).schedule
+    schedule = choice.glu(operands, preactivations[0].dtype, any_of(biases), formula).schedule
     if schedule == "hopper" and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
         return None
     codes = x.codes.new_empty((tokens, intermediate))

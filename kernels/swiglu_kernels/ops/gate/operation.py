@@ -147,25 +147,12 @@ def silu_mul_backward(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) ->
     return gate_gradients(dh, gate, up)
 
 
-@_silu_mul.register_fake
-def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return gate.new_empty(gate.shape)
-
-
-@silu_mul_backward.register_fake
-def _(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx, dh):
-    return silu_mul_backward(dh, *ctx.saved_tensors)
-
-
-_silu_mul.register_autograd(_backward, setup_context=_setup_context)
+_silu_mul.register_fake(lambda gate: gate.new_empty(gate.shape))
+silu_mul_backward.register_fake(lambda gate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)))
+_silu_mul.register_autograd(
+    lambda ctx, dh: silu_mul_backward(dh, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 refuse_double_backward(silu_mul_backward)
 
 

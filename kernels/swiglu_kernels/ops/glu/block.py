@@ -5,7 +5,6 @@
 """
 
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -162,10 +161,9 @@ class Gradients:
             _, biases = in_pairs(given.w_gate, given.w_up, *made, self._layout)
         return weights, biases
 
-    def zero(self) -> None:
-        """Fill all of them with zeros."""
-        for name in NAMES:
-            self[name].zero_()
+    def of(self, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
+        """Return those of some operands."""
+        return tuple(self[name] for name in names)
 
 
 def wanted_of(needs: Sequence[bool], weight_grad: str) -> list[str]:
@@ -227,33 +225,33 @@ class Block:
                 wanted; with `in_place` it may overwrite gate and up, which the operator, being functional, must not.
         """
         self.name, self.tensors = name, tensors
-        given = dict(itertools.islice(Operands.__annotations__.items(), tensors))
-        saved = dict(itertools.islice(Operands.__annotations__.items(), SAVED))
-        saved |= {"x": torch.Tensor | None, "gate": torch.Tensor, "up": torch.Tensor, "needs": Sequence[bool]}
+        of_operands = list(Operands.__annotations__.items())
+        of_backward = {"d_out": torch.Tensor} | dict(of_operands[:SAVED]) | {"x": torch.Tensor | None}
+        of_backward |= {"gate": torch.Tensor, "up": torch.Tensor, "needs": Sequence[bool]}
         names = NAMES[:tensors]
 
+        def begun(*arguments: Any) -> tuple[Any, ...]:
+            given, options = Operands(*arguments[:tensors]), Options(*arguments[tensors:])
+            return given, options, outputs(given, options)
+
         def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
-            operands, options = Operands(*arguments[:tensors]), Options(*arguments[tensors:])
-            made = outputs(operands, options)
-            forward(operands, options, *made)
+            given, options, made = begun(*arguments)
+            forward(given, options, *made)
             return made
 
-        def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
-            return outputs(Operands(*arguments[:tensors]), Options(*arguments[tensors:]))
+        def begun_backward(d_out: torch.Tensor, *arguments: Any) -> tuple[Any, ...]:
+            given, (gate, up, needs, *others) = Operands(*arguments[:SAVED]), arguments[SAVED:]
+            return given, (gate, up), Gradients(d_out, given, needs, Options(*others)), Options(*others)
 
         def run_backward(d_out: torch.Tensor, *arguments: Any, in_place: bool = False) -> tuple[torch.Tensor, ...]:
-            given, (gate, up, needs, *options) = Operands(*arguments[:SAVED]), arguments[SAVED:]
-            results = Gradients(d_out, given, needs, Options(*options))
-            backward(d_out, given, (gate, up), results, Options(*options), in_place)
-            return tuple(results[name] for name in names)
+            given, preactivations, results, options = begun_backward(d_out, *arguments)
+            backward(d_out, given, preactivations, results, options, in_place)
+            return results.of(names)
 
-        def fake_backward(d_out: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
-            given, (_, _, needs, *options) = Operands(*arguments[:SAVED]), arguments[SAVED:]
-            results = Gradients(d_out, given, needs, Options(*options))
-            return tuple(results[name] for name in names)
+        def fake_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+            return begun_backward(*arguments)[2].of(names)
 
-        self.forward = _operator(name, given, 3, run, fake)
-        of_backward = {"d_out": torch.Tensor} | saved
+        self.forward = _operator(name, dict(of_operands[:tensors]), 3, run, lambda *arguments: begun(*arguments)[2])
         self.backward = _operator(f"{name}_backward", of_backward, len(names), run_backward, fake_backward)
         register(self.forward, self.backward, _keep, _gradients, tensors=tensors, preactivations=2)
 

@@ -25,6 +25,7 @@ Measured on an H200: NOTES.md.
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -387,7 +388,7 @@ def sum_launch(
     return _launch(pairs, [out], schedule, tile=tile)
 
 
-def sum_schedule(rows: int, columns: int, processors: int) -> str:
+def sum_schedule(rows: int, columns: int, processors: int) -> Literal["ping-pong", "cooperative"]:
     """Name the schedule of `sum_launch` for an output: whose waves are filled better, the cooperative one of equals."""
     cooperative, ping_pong = (
         _rows_in_turn(schedule, rows, columns, processors) for schedule in ("cooperative", "ping-pong")

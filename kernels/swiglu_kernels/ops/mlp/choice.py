@@ -7,7 +7,7 @@ import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_products
-from swiglu_kernels.ops.glu.choice import ping_pong, product_choice, product_tiles
+from swiglu_kernels.ops.glu.choice import ONLY_PLAIN, ping_pong, product_choice, product_tiles
 from swiglu_kernels.runtime.backend import INTERPRETING
 from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import cards, here
@@ -27,7 +27,7 @@ from swiglu_kernels.tiles.tuning import lookup
 
 def hidden_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether an MLP's d_gate, d_up and h are, with plain SiLU, where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+    if at.capability is None or 0 in at.sizes:
         return False
     in_lines = rows_begin_at(LINE, at.hidden, at.intermediate)
     by_hand = by_hand_is_possible(at, "hidden gradient")
@@ -36,7 +36,7 @@ def hidden_grad_is_by_torch(at: TileProblem) -> bool:
 
 def down_weight_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether d_w_down is, where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+    if at.capability is None or 0 in at.sizes:
         return False
     if not by_hand_is_possible(at, "dW"):
         return True
@@ -75,15 +75,14 @@ def hidden_grad(
     """Choose what makes d_gate, d_up and h.
 
     Args:
-        d_out: [tokens, hidden].
-        w_down: [hidden, intermediate].
+        d_out, w_down: [tokens, hidden] and [hidden, intermediate].
         stored: gate, up and what is written beside them, [tokens, intermediate].
         formula: the gate.
         launch: one launch is asked for, not a product by PyTorch with an elementwise launch behind it.
     """
     at = here.problem_of(d_out, (*d_out.shape, w_down.shape[1]))
     tuned = lookup("mlp-hidden-grad", d_out, *at.sizes)
-    aside: str | None = "the hand-scheduled kernels have plain SiLU only"
+    aside: str | None = ONLY_PLAIN
     if formula == PLAIN:
         aside = hopper_products.why_not("hidden gradient", [(d_out, w_down)], stored, at.capability)
     if not (launch or INTERPRETING or 0 in at.sizes):
@@ -103,15 +102,8 @@ def down_weight_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tenso
 
 
 def down_weight_grad_by_torch(d_out: torch.Tensor, intermediate: int) -> bool:
-    """Whether "auto" makes an MLP's d_w_down by torch, where the other two weight gradients are by Triton.
-
-    Args:
-        d_out: [tokens, hidden].
-        intermediate: columns of w_down.
-    """
-    sizes = d_out.shape[0], d_out.shape[1], intermediate
-    tuned = lookup("mlp-weight-grad", d_out, *sizes)
-    if tuned is not None:
+    """Whether "auto" makes an MLP's d_w_down by torch, where the other two weight gradients are by Triton."""
+    at = here.problem_of(d_out, (*d_out.shape, intermediate))
+    if (tuned := lookup("mlp-weight-grad", d_out, *at.sizes)) is not None:
         return tuned == BY_TORCH
-    hopper = here.hopper_multiprocessors(d_out.device, "dW")
-    return bool(hopper) and down_weight_grad_is_by_torch(here.problem_of(d_out, sizes))
+    return here.hopper_multiprocessors(d_out.device, "dW") > 0 and down_weight_grad_is_by_torch(at)
