@@ -334,14 +334,11 @@ def swiglu_mlp_fp8(
     Returns:
         [..., hidden_out], contiguous, in x's dtype, bfloat16 for a quantised x. Sums, scales and the gate are fp32; h,
         d_gate and d_up are rounded to 16 bits before they are quantised, gate and up where PyTorch multiplies.
-        Gradients are in the dtype of what they belong to. Differentiable once; a second backward of a retained graph is
-        right, and has the same bits.
+        Differentiable once; a second backward of a retained graph is right, and has the same bits.
 
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
-        ValueError: shapes or devices do not fit together, or an option has an unknown value; the GPU has no fp8;
-            hidden, intermediate or hidden_out is no multiple of 16; a gradient is wanted for a tensor that was given
-            quantised.
+        TypeError, ValueError: as for `swiglu_glu`; ValueError also where the GPU has no fp8, hidden, intermediate or
+            hidden_out is no multiple of 16, or a gradient is wanted for a tensor that was given quantised.
     """
     check_option("recipe", recipe, RECIPES)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)

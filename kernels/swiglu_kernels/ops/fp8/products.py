@@ -50,10 +50,9 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
 
 
-def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
-    _multiply(a, b, out)
+def _add_product(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     more = torch.empty_like(out)
-    _multiply(more_a, more_b, more)
+    _multiply(a, b, more)
     out.add_(more)
 
 
@@ -119,7 +118,8 @@ def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Ten
 def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
     """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
     if choice.why_not_by_torch(a, b, out.dtype, False) is None:
-        plan.apply(_add_products, a, b, more_a, more_b, out)
+        plan.apply(_multiply, a, b, out)
+        plan.apply(_add_product, more_a, more_b, out)
     else:
         run(sum_launch, a, b, (more_a, more_b), out)
 
@@ -150,10 +150,7 @@ def write_gate_gradients(
     found = UNKNOWN
     if maxima:
         d_gate, d_up, h = gradients
-        found = (
-            new_maxima(d_gate, True, True),
-            new_maxima(d_up, True, True),
-            (None, None) if h is None else new_maxima(h, False, True),
-        )
+        of_h = (None, None) if h is None else new_maxima(h, False, True)
+        found = new_maxima(d_gate, True, True), new_maxima(d_up, True, True), of_h
     run(gradients_launch, d_h, preactivations, *gradients, found, formula)
     return found

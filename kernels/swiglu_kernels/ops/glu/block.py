@@ -52,18 +52,15 @@ SAVED = 6
 
 
 class Options(NamedTuple):
-    """What else an operator takes."""
+    """What else an operator takes: no "auto" for `save`; the gate's numbers; `recipe` of fp8."""
 
     weight_grad: str
     save: str
-    """"preact" or "input": whether gate and up are kept for the backward."""
     input_grad: str
     numbers: Sequence[float]
-    """Of the gate, `Formula.numbers`."""
     layout: str = SEPARATE
     chunk_tokens: int = 0
     recipe: str = ""
-    """Of fp8."""
 
     @property
     def formula(self) -> Formula:
@@ -152,14 +149,10 @@ class Gradients:
 
     def pairs(self) -> tuple[Pair | None, Pair | None]:
         """Those of gate and up: of the weights and of the biases, views of packed ones; None where not wanted."""
-        weights: Any = None
-        biases: Any = None
-        if self.wants("w_gate"):
-            weights, _ = in_pairs(self["w_gate"], self["w_up"], None, None, self._layout)
-        if self.wants("bias_gate"):
-            given, made = self._given, (self["bias_gate"], self["bias_up"])
-            _, biases = in_pairs(given.w_gate, given.w_up, *made, self._layout)
-        return weights, biases
+        of_weights, of_biases = self.wants("w_gate"), self.wants("bias_gate")
+        like = self.of(("w_gate", "w_up")) if of_weights else self._given[1:3]
+        weights, biases = in_pairs(*like, *self.of(("bias_gate", "bias_up")), self._layout)
+        return weights if of_weights else None, biases if of_biases else None  # type: ignore[return-value]
 
     def of(self, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
         """Return those of some operands."""

@@ -49,9 +49,6 @@ def swiglu_glu_packed(
 
     Raises:
         TypeError, ValueError: as for `swiglu_glu`; ValueError for an odd number of rows (columns) as well.
-
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu_packed`; of the options that
-    choose how gradients are made, weight_grad="none" keeps its meaning.
     """
     check_option("layout", layout, LAYOUTS)
     gate = activation, gate_multiplier, alpha, limit, up_offset

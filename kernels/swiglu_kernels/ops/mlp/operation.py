@@ -1,17 +1,7 @@
 """swiglu_mlp: out = h w_down^T + bias_down with h = silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up).
 
 Kernels: `portable_forward.py` on the way to h, `portable_mlp.py` on the way back through w_down, then those of
-`portable_backward.py`. In tensors of tokens x intermediate (T), tokens x hidden (X) and intermediate x hidden (W), all
-in the dtype of x; x, out's gradient and the weights themselves are not counted:
-
-                                      alive from forward to backward   peak forward    peak backward
-    save="preact"                     2 T (gate, up)                   3 T + X         3 T + W, then 2 T + X + 3 W
-      with retain_graph=True                                                           5 T + W, then 4 T + X + 3 W
-    save="input"                      nothing                          1 T + X         3 T + W, then 2 T + X + 3 W
-    save="input", chunk_tokens=c      nothing                          c/tokens T + X  3 c/tokens T + 2 X + 3 W,
-                                                                                       then 3 X + 3 W
-
-Each gradient is allocated when its product runs.
+`portable_backward.py`. `swiglu_mlp` says how much memory that takes; each gradient is allocated when its product runs.
 
 Backward:
 
@@ -203,19 +193,12 @@ def swiglu_mlp(
     input_grad: str = "auto",
     chunk_tokens: int | None = None,
 ) -> torch.Tensor:
-    """Return `swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, ...) w_down^T + bias_down`.
-
-    Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).
+    """Return `swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, ...) w_down^T + bias_down`; source: as of that.
 
     Args:
-        x: [..., hidden]; as for `swiglu_glu`.
-        w_gate: [intermediate, hidden], any strides, dtype and device of x.
-        w_up: as w_gate.
+        x, w_gate, w_up, bias_gate, bias_up, activation, gate_multiplier, alpha, limit, up_offset: as for `swiglu_glu`.
         w_down: [hidden_out, intermediate], any strides, dtype and device of x.
-        bias_gate: [intermediate] or None.
-        bias_up: [intermediate] or None.
         bias_down: [hidden_out] or None.
-        activation, gate_multiplier, alpha, limit, up_offset: the gate, as for `swiglu_glu`.
         weight_grad: "triton" (two deterministic launches for the three weight gradients), "torch" (PyTorch products),
             "none" (weights and biases are frozen) or "auto", which may take the former for d_w_gate and d_w_up and the
             latter for d_w_down.
@@ -239,9 +222,7 @@ def swiglu_mlp(
         correct: saved tensors are overwritten only in the last one.
 
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
-        ValueError: shapes or devices do not fit together, an option has an unknown value, a number is not finite,
-            chunk_tokens is given with save="preact", or one dimension exceeds 2^31 - 1024.
+        TypeError, ValueError: as for `swiglu_glu`; ValueError also where chunk_tokens is given with save="preact".
 
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all tokens at once; of the
     options that choose how gradients are made, weight_grad="none" keeps its meaning.

@@ -95,7 +95,7 @@ def test_few_hundred_tokens_are_transposed(
 @pytest.mark.parametrize(("hidden", "shares"), [(64, 1), (72, 2), (136, 3), (4096, 8)])
 def test_every_share_has_some_depth(hidden: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_transposed, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(hopper_transposed, "descriptor", lambda *block: block)
+    monkeypatch.setattr(hopper_forward, "descriptor", lambda *block: block)
     x, w, z = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((131, hidden), (200, hidden), (131, 200)))
     launch = hopper_transposed.forward_launch(
         x, w, w, z, None, hopper_transposed.tile(192, hopper_transposed.MOST_SHARES)
