@@ -44,40 +44,28 @@ def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: For
 
 
 @pytest.mark.parametrize(
-    ("tokens", "by_hand", "has_bias", "formula", "expected"),
+    ("shape", "by_hand", "given", "expected"),
     [
-        (128, False, False, PLAIN, False),
-        (129, False, False, PLAIN, True),
-        (129, True, False, PLAIN, False),
-        (129, True, True, PLAIN, True),
-        (129, True, False, CLAMPED, True),
+        ((128, 16, 16), False, {}, False),
+        ((129, 16, 16), False, {}, True),
+        ((129, 16, 16), True, {}, False),
+        ((129, 16, 16), True, {"has_bias": True}, True),
+        ((129, 16, 16), True, {"formula": CLAMPED}, True),
+        ((32, 4104, 11008), True, {}, False),  # rows of odd lengths
+        ((33, 4104, 11008), True, {}, True),
+        ((33, 4096, 11016), True, {}, False),
+        ((1, 4104, 11008), False, {}, True),
     ],
 )
-def test_many_tokens_without_a_kernel_by_hand(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, by_hand: bool, has_bias: bool, formula: Formula, expected: bool
+def test_the_forward(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], by_hand: bool, given: dict, expected: bool
 ) -> None:
-    monkeypatch.setattr(hopper_forward, "why_not", lambda *_: None if by_hand else "another GPU")
-    x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
-    assert by_torch(x, weight, has_bias, formula, stored=False) is expected
-
-
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "by_hand", "expected"),
-    [
-        (32, 4104, 11008, True, False),
-        (33, 4104, 11008, True, True),
-        (33, 4096, 11016, True, False),
-        (1, 4104, 11008, False, True),
-    ],
-)
-def test_rows_of_odd_lengths(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, by_hand: bool, expected: bool
-) -> None:
-    monkeypatch.setattr(hopper_forward, "why_not", lambda *_: None if by_hand else "another layout")
+    monkeypatch.setattr(hopper_forward, "why_not", lambda *_: None if by_hand else "another GPU or layout")
     monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
+    tokens, hidden, intermediate = shape
     x, weight = (torch.empty(rows, hidden, dtype=torch.bfloat16, device="meta") for rows in (tokens, intermediate))
-    assert by_torch(x, weight) is expected
+    assert by_torch(x, weight, **given) is expected
 
 
 @pytest.mark.parametrize(

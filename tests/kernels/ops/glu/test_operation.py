@@ -11,7 +11,6 @@ from accuracy import DEVICE, DTYPES, LAYOUTS, assert_equal, check_against_refere
 from clamped import GPT_OSS, keep_off_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed, swiglu_mlp
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
@@ -100,8 +99,7 @@ def test_every_variant(options, dtype):
     check(problem(37, 70, 45, dtype, ("contiguous", "transposed", "half")), options)
 
 
-@pytest.mark.parametrize("save", SAVES[:2])
-@pytest.mark.parametrize("input_grad", INPUT_GRADS[:2])
+@pytest.mark.parametrize(("save", "input_grad"), [("preact", "fused"), ("preact", "two_step"), ("input", "fused")])
 def test_every_kernel_where_nothing_needs_a_mask(save, input_grad):
     check(problem(256, 128, 128, torch.bfloat16), {"weight_grad": "triton", "save": save, "input_grad": input_grad})
 
@@ -122,19 +120,6 @@ def test_every_gate_in_every_dtype_and_way(name, dtype, options):
     inputs = problem(21, 70, 45, dtype, biased=True)
     check(inputs, options, GATES[name])
     check(inputs[:3], options, GATES[name])
-
-
-def test_a_gradient_that_passes_the_limit_is_found():
-    bounded = functools.partial(reference.swiglu_glu, **GPT_OSS)
-
-    def wrong(*inputs):
-        free = reference.swiglu_glu(*inputs, **GPT_OSS | {"limit": None})
-        return bounded(*inputs).detach() + (free - free.detach())
-
-    inputs = problem(21, 70, 45, torch.bfloat16)
-    keep_off_limit(GPT_OSS, inputs[0], inputs[1:])
-    with pytest.raises(AssertionError, match="gradient of x"):
-        check_against_reference("x w_gate w_up", wrong, bounded, inputs)
 
 
 AT_MODEL_SIZES = pytest.mark.parametrize(
@@ -186,16 +171,6 @@ def test_without_a_gradient_only_z_is_stored(monkeypatch):
     plan.forget()  # or a GPU would do again what the call before did
     swiglu_glu(*(tensor.detach() for tensor in inputs))
     assert stored == [True, False, False]
-
-
-@pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[-1]], ids=variant_name)
-def test_operator_registration(options):
-    inputs = leaves(5, 9, 7)
-    others = *options.values(), PLAIN.numbers, "separate", 0, ""
-    opcheck(torch.ops.swiglu_kernels.glu.default, (*inputs, None, None, *others))
-    kept = torch.zeros((5, 7) if options["save"] == "preact" else (0, 0), device=DEVICE)
-    given = (torch.ones(5, 7, device=DEVICE), *(leaf.detach() for leaf in inputs), None, None, None, kept, kept)
-    opcheck(torch.ops.swiglu_kernels.glu_backward.default, (*given, [True] * 3 + [False] * 2, *others))
 
 
 @pytest.mark.parametrize("layout", ["rows far apart", "columns far apart"])

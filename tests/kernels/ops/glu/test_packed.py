@@ -7,10 +7,8 @@ from accuracy import DEVICE, DTYPES, LAYOUTS, check_against_reference, random_te
 from clamped import GPT_OSS, keep_off_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed
-from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.ops.glu.packed import LAYOUTS as PACKINGS
@@ -23,17 +21,12 @@ VARIANTS = [
     dict(zip(("weight_grad", "save", "input_grad"), values, strict=True))
     for values in itertools.product(WEIGHT_GRADS, SAVES, INPUT_GRADS)
 ]
-FORMULA = (PLAIN.numbers,)
 
 
 def problem(
-    tokens: int,
-    hidden: int,
-    intermediate: int,
-    packing: str,
-    dtype: torch.dtype = torch.float32,
+    tokens: int, hidden: int, intermediate: int, packing: str, dtype: torch.dtype = torch.float32,
     layouts: tuple[str, str] = ("contiguous", "contiguous"),
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor]:  # fmt: skip
     """Draw x, w_gate_up and bias_gate_up."""
     shape = (hidden, 2 * intermediate) if packing == "transposed" else (2 * intermediate, hidden)
     return [
@@ -41,10 +34,6 @@ def problem(
         random_tensor(*shape, dtype=dtype, layout=layouts[1], scale=max(hidden, 1) ** -0.5, seed=1),
         random_tensor(2 * intermediate, dtype=dtype, seed=2),
     ]
-
-
-def leaves(*arguments) -> list[torch.Tensor]:
-    return [tensor.requires_grad_() for tensor in problem(*arguments)]
 
 
 def check(inputs: list[torch.Tensor], packing: str, options: dict, gate: dict | None = None) -> None:
@@ -120,7 +109,7 @@ def test_columns_that_alternate_as_gpt_oss_stores_them():
 
 @pytest.mark.parametrize(("packing", "weight_grad"), zip(PACKINGS, ("triton", "torch", "torch"), strict=True))
 def test_nothing_is_copied(packing, weight_grad, monkeypatch):
-    x, weight = leaves(5, 16, 16, packing)[:2]
+    x, weight = (tensor.requires_grad_() for tensor in problem(5, 16, 16, packing)[:2])
     seen = []
 
     def spy(*args):
@@ -134,15 +123,3 @@ def test_nothing_is_copied(packing, weight_grad, monkeypatch):
     (gradient,) = torch.autograd.grad(z.sum(), weight)
     assert gradient._base is None, "one tensor of the weight's shape, written directly"
     assert gradient.shape == weight.shape
-
-
-@PACKING
-def test_operator_registration(packing):
-    inputs = leaves(5, 9, 7, packing)
-    x, weight, bias = inputs
-    others = *FORMULA, packing, 0, ""
-    opcheck(torch.ops.swiglu_kernels.glu.default, (x, weight, None, bias, None, "triton", "preact", "fused", *others))
-    x, weight, bias = (tensor.detach() for tensor in inputs)
-    z, needs = torch.ones(5, 7, device=DEVICE), [True, True, False, True, False]
-    arguments = z, x, weight, None, bias, None, None, z, z, needs, "torch", "preact", "torch", *others
-    opcheck(torch.ops.swiglu_kernels.glu_backward.default, arguments)

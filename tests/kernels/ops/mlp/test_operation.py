@@ -8,10 +8,8 @@ from accuracy import DEVICE, DTYPES, LAYOUTS, check_against_reference, random_te
 from clamped import GPT_OSS, keep_off_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_mlp
-from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch
 from swiglu_kernels.ops.mlp import operation as mlp
@@ -37,7 +35,6 @@ ESSENTIAL = [
     {"weight_grad": "none"},
     *CHUNKED,
 ]
-FORMULA = (PLAIN.numbers,)
 
 
 def variant_name(options: dict) -> str:
@@ -45,13 +42,9 @@ def variant_name(options: dict) -> str:
 
 
 def problem(
-    tokens: int,
-    hidden: int,
-    intermediate: int,
-    hidden_out: int,
-    dtype: torch.dtype = torch.float32,
+    tokens: int, hidden: int, intermediate: int, hidden_out: int, dtype: torch.dtype = torch.float32,
     layouts: tuple[str, ...] = ("contiguous",) * 4,
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor]:  # fmt: skip
     """Draw x, three weights and three biases, everything around 1 on the way."""
     scale, scale_down = max(hidden, 1) ** -0.5, max(intermediate, 1) ** -0.5
     return [
@@ -172,15 +165,3 @@ def test_dx_is_summed_over_slices_in_fp32():
     for _ in range(10):
         input_grad_launch(None, d_gate, d_gate, weight, weight, dx, accumulate=True).run()
     assert dx.item() == 260
-
-
-@pytest.mark.parametrize("options", [("triton", "preact", "fused", 0), ("torch", "input", "torch", 2)], ids=str)
-def test_operator_registration(options):
-    x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down = leaves(5, 9, 7, 6)
-    others = *options[:3], *FORMULA, "separate", options[3], ""
-    given = x, w_gate, w_up, bias_gate, bias_up, w_down
-    opcheck(torch.ops.swiglu_kernels.mlp.default, (*given, bias_down, *others))
-    gate = torch.ones((5, 7) if options[1] == "preact" else (0, 0), device=DEVICE)
-    d_out = torch.ones(5, 6, device=DEVICE)
-    arguments = d_out, *(tensor.detach() for tensor in given), gate, gate, [True] * 7, *others
-    opcheck(torch.ops.swiglu_kernels.mlp_backward.default, arguments)
