@@ -4,25 +4,27 @@ import torch
 
 from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
+from swiglu_kernels.ops.fp8 import choice as fp8_choice
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.fp8.choice import glu_of_sizes
 from swiglu_kernels.ops.gate.formula import Formula, check_formula
-from swiglu_kernels.ops.glu.choice import AUTO, forward, resolve, why_weight_grad
-from swiglu_kernels.ops.glu.operation import as_matrix, forward_outputs, needs_backward
-from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.ops.glu.portable_forward import forward_launch
+from swiglu_kernels.ops.glu import choice
+from swiglu_kernels.ops.glu.block import as_matrix, needs_backward
+from swiglu_kernels.ops.glu.choice import AUTO
+from swiglu_kernels.ops.glu.hopper_transposed import shares_of
+from swiglu_kernels.ops.glu.portable_forward import any_of
 from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_experts, check_glu, check_option
-from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles import here
+from swiglu_kernels.tiles.candidates import Choice
 from swiglu_kernels.tiles.rules import fp8_glu_tile
 
-NAMES = {
-    "hopper_forward": "hand-scheduled ping-pong for Hopper",
-    "hopper_transposed": "hand-scheduled transposed for Hopper",
-    "hopper_row": "hand-scheduled cooperative for Hopper",
-    "hopper_products": "hand-scheduled for Hopper",
+FORWARD = {
+    "portable": "portable Triton, tiles of {0.rows} x {0.columns}",
+    "ping-pong": "hand-scheduled ping-pong for Hopper, tiles of {0.columns} columns",
+    "transposed": "hand-scheduled transposed for Hopper, tiles of {0.rows} tokens",
+    "cooperative": "hand-scheduled cooperative for Hopper, tiles of {0.columns} columns",
 }
+"""What a forward's schedule and tile are called."""
 
 
 def explain(
@@ -60,48 +62,50 @@ def explain(
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     check_option("precision", precision, fp8.PRECISIONS)
     if precision != "bf16":
-        has_bias = bias_gate is not None or bias_up is not None
+        has_bias = any_of((bias_gate, bias_up))
         return _of_fp8(x, w_gate, has_bias, formula, precision.removeprefix("fp8-"), weight_grad)
-    biases = (bias_gate, bias_up)
     if backend_for(x) == "torch":
         return _all_by_torch(x.device)
-    x = as_matrix(x).detach()
-    intermediate = w_gate.shape[0]
+    x, biases, intermediate = as_matrix(x).detach(), (bias_gate, bias_up), w_gate.shape[0]
     trains = any(parameter is not None and parameter.requires_grad for parameter in (w_gate, w_up, *biases))
     asked = {"dX": input_grad, "dW": weight_grad}
-    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, x, intermediate)
-    z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
-    stored = (gate, up) if trains and save == "preact" else None
-    has_bias = bias_gate is not None or bias_up is not None
-    unmeasured = here.why_unmeasured(x.device)
-    slow_rows = here.why_slow_rows(x.shape[1], intermediate)
-    chosen = forward(x, w_gate, w_up, z, stored=stored is not None, has_bias=has_bias, formula=formula)
-    if chosen.schedule == "torch":
-        first = f"two products by torch and one elementwise launch ({chosen.why})"
-    else:
-        launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula, chosen)
-        first = f"one launch, {_kernel(launch)}"
-        first += f" ({chosen.why})" if chosen.schedule == "portable" and chosen.why else ""
-        first += f", and one that adds up {_summands(launch)}" if launch.then else ""
-    if stored:
-        first += "; gate and up are kept"
-    d = z if stored is None else gate
+    weight_grad, save, input_grad = choice.resolve(weight_grad, save, input_grad, x, intermediate)
+    stored, z = trains and save == "preact", x.new_empty((x.shape[0], intermediate))
+    chosen = choice.forward(x, w_gate, w_up, z, stored, any_of(biases), formula)
+    first = _of_forward(chosen, x, intermediate) + ("; gate and up are kept" if stored else "")
     parts = [] if save == "preact" else ["the products again"]
     if save == "input" or input_grad != "fused" or weight_grad == "torch":
         parts.append("d_gate and d_up by one launch")
+    unmeasured = here.why_unmeasured(x.device) or here.why_slow_rows(x.shape[1], intermediate)
 
-    def product(name: str, chosen: str, launch: Launch) -> str:
-        by_torch = chosen == "torch"
-        why = (unmeasured or slow_rows) if by_torch and asked[name] == AUTO else ""
+    def product(name: str, by: str, launched: Choice) -> str:
+        why = unmeasured if by == "torch" and asked[name] == AUTO else ""
         if name == "dW" and asked[name] == AUTO:
-            why = "; ".join(filter(None, dict.fromkeys((why, why_weight_grad(x, intermediate)))))
-        made = "two products by torch" if by_torch else f"one launch, {_kernel(launch)}"
-        return f"{name}: {made}" + (f" ({why})" if why else "")
+            why = "; ".join(filter(None, dict.fromkeys((why, choice.why_weight_grad(x, intermediate)))))
+        portable = launched.schedule == "portable"
+        kernel = FORWARD["portable"].format(launched.tile) if portable else "hand-scheduled for Hopper"
+        made = "two products by torch" if by == "torch" else f"one launch, {kernel}"
+        return f"{name}: {made} ({why})" if why else f"{name}: {made}"
 
-    parts.append(product("dX", input_grad, input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x))))
-    dw = weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up))
+    dx = choice.input_grad([(z, w_gate), (z, w_up)], torch.empty_like(x))
+    parts.append(product("dX", input_grad, dx))
+    dw = choice.weight_grad([(z, x), (z, x)], [torch.empty_like(w_gate), torch.empty_like(w_up)])
     parts.append("no dW" if weight_grad == "none" else product("dW", weight_grad, dw))
     return f"forward: {first}\nbackward: {'; '.join(parts)}"
+
+
+def _of_forward(chosen: Choice, x: torch.Tensor, intermediate: int) -> str:
+    if chosen.schedule == "torch":
+        return f"two products by torch and one elementwise launch ({chosen.why})"
+    text = f"one launch, {FORWARD[chosen.schedule].format(chosen.tile)}"
+    if chosen.schedule == "portable":
+        text += f" ({chosen.why})" if chosen.why else ""
+        added, of_what = chosen.tile.parts, "parts"
+    else:
+        added, of_what = 1, "shares of the last tiles"
+        if chosen.schedule == "transposed":
+            added = shares_of(chosen.tile, x, intermediate)
+    return text + (f", and one that adds up {added} {of_what}" if added > 1 else "")
 
 
 def _of_fp8(
@@ -112,7 +116,7 @@ def _of_fp8(
     fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
     x = as_matrix(x)
     tile = fp8_glu_tile(x.shape[0], blocks, capability_of(x.device))
-    schedule, why = glu_of_sizes(x, intermediate, blocks, has_bias, formula)
+    schedule, why = fp8_choice.glu(x, intermediate, blocks, x.dtype, has_bias, formula)
     kernel = {
         "hopper": "one launch, hand-scheduled for Hopper",
         "torch": f"two products by PyTorch, then the gate's pass ({why})",
@@ -192,29 +196,6 @@ def explain_experts(
 def _all_by_torch(device: torch.device) -> str:
     why = f"there are no Triton kernels for {_device(device)}"
     return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"
-
-
-def _module(launch: Launch) -> str:
-    return str(getattr(launch.kernel, "fn", launch.kernel).__module__)
-
-
-def _kernel(launch: Launch) -> str:
-    """Its schedule and its tile."""
-    schedule = NAMES.get(_module(launch).rpartition(".")[2], "portable Triton")
-    at = launch.arguments
-    if "BLOCK_M" in at:
-        schedule += f", tiles of {at['BLOCK_M']} x {at['BLOCK_N']}"
-    elif "shares" in at:
-        schedule += f", tiles of {at['TOKENS']} tokens"
-    elif "COLUMNS" in at:
-        schedule += f", tiles of {at['COLUMNS']} columns"
-    return schedule
-
-
-def _summands(launch: Launch) -> str:
-    """What a second launch adds up."""
-    at = launch.arguments
-    return f"{at['shares']} shares of the last tiles" if "shares" in at else f"{at['parts_ptr'].shape[0]} parts"
 
 
 def _device(device: torch.device) -> str:

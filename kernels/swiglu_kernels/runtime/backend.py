@@ -7,8 +7,10 @@ platforms without Triton: the plain PyTorch reference runs instead).
 Kernel files take `triton` and `tl` from here, so that they import on platforms where Triton does not exist.
 """
 
+import contextlib
 import functools
 import importlib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -65,10 +67,24 @@ def backend_for(where: torch.Tensor | torch.device) -> Backend:
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Return the compute capability of a CUDA device, None for any other device."""
+    """Return the compute capability of a CUDA device; of any other None, but in `describing_for`."""
     if device.type != "cuda":
-        return None
+        return _described_for
     return _capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+_described_for: Capability | None = None
+
+
+@contextlib.contextmanager
+def describing_for(capability: Capability) -> Iterator[None]:
+    """Describe launches on tensors of no GPU for one of a compute capability, to compile them."""
+    global _described_for
+    before, _described_for = _described_for, capability
+    try:
+        yield
+    finally:
+        _described_for = before
 
 
 @functools.cache

@@ -36,7 +36,7 @@ from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_g
 from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime import compiling
-from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE, Capability, triton
+from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE, Capability, describing_for, triton
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.covering import covering, most_demanding
 
@@ -105,23 +105,30 @@ def launches(
     biases = tensor(intermediate), tensor(intermediate)
     clamped = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
     interleaved = tensor(2 * intermediate, hidden)[::2]
-    last = forward_launch(x, weight, weight, z, (z, z), capability).then
-    return {
-        "forward": lambda: forward_launch(x, weight, weight, z, None, capability),
+    with describing_for(capability):
+        last = forward_launch(x, weight, weight, z, (z, z)).then
+    found: dict[str, Callable[[], Launch]] = {
+        "forward": lambda: forward_launch(x, weight, weight, z, None),
         **({} if last is None else {"forward, parts added up": lambda: last}),
-        "forward, gate and up stored": lambda: forward_launch(x, weight, weight, z, (z, z), capability),
-        "recompute": lambda: recompute_launch(z, x, weight, weight, z, z, capability),
-        "dX on the fly": lambda: input_grad_launch(z, z, z, weight, weight, x, capability),
-        "dX read": lambda: input_grad_launch(None, z, z, weight, weight, x, capability),
-        "dW on the fly": lambda: weight_grad_launch(z, z, z, x, weight, weight, capability),
-        "dW read": lambda: weight_grad_launch(None, z, z, x, weight, weight, capability),
+        "forward, gate and up stored": lambda: forward_launch(x, weight, weight, z, (z, z)),
+        "recompute": lambda: recompute_launch(z, x, weight, weight, (z, z)),
+        "dX on the fly": lambda: input_grad_launch(z, z, z, weight, weight, x),
+        "dX read": lambda: input_grad_launch(None, z, z, weight, weight, x),
+        "dW on the fly": lambda: weight_grad_launch(z, z, z, x, weight, weight),
+        "dW read": lambda: weight_grad_launch(None, z, z, x, weight, weight),
         "forward, biases and clamp, interleaved": lambda: forward_launch(
-            x, interleaved, interleaved, z, (z, z), capability, biases, clamped
+            x, interleaved, interleaved, z, (z, z), biases, clamped
         ),
-        "dW read, interleaved": lambda: weight_grad_launch(None, z, z, x, interleaved, interleaved, capability),
-        "mlp d_gate, d_up, h": lambda: down_backward_launch(x, w_down, (z, z), z, z, z, capability),
-        "mlp dW_down": lambda: down_weight_grad_launch(x, z, w_down, capability),
+        "dW read, interleaved": lambda: weight_grad_launch(None, z, z, x, interleaved, interleaved),
+        "mlp d_gate, d_up, h": lambda: down_backward_launch(x, w_down, (z, z), z, z, z),
+        "mlp dW_down": lambda: down_weight_grad_launch(x, z, w_down),
     }
+
+    def described(describe: Callable[[], Launch]) -> Launch:
+        with describing_for(capability):
+            return describe()
+
+    return {name: functools.partial(described, describe) for name, describe in found.items()}
 
 
 def compile_launch(launch: Launch, capability: Capability) -> Any:

@@ -33,7 +33,7 @@ from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, 
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.runtime.backend import Capability
+from swiglu_kernels.runtime.backend import Capability, describing_for
 from swiglu_kernels.runtime.launch import Launch
 
 TOKENS = (16, 64, 128, 512, 8192)
@@ -50,8 +50,8 @@ _NUMBERS = {
 def covering(capability: Capability) -> list[tuple[str, Launch]]:
     """Name and describe them, on meta tensors and for 132 multiprocessors."""
     found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
-    with admission.by_hand_aside("portable kernels are asked for"):
-        of_all = _portable(capability), _experts(capability), _fp8(capability), _fp8_experts(capability)
+    with admission.by_hand_aside("portable kernels are asked for"), describing_for(capability):
+        of_all = _portable(), _experts(capability), _fp8(capability), _fp8_experts(capability)
         for name, launch in itertools.chain(*of_all):
             launched: Launch | None = launch
             for part in itertools.count(1):
@@ -103,7 +103,7 @@ def _kind(launch: Launch) -> tuple[Any, ...]:
     return str(launch.kernel), frozenset(dtypes), aligned, launch.num_warps, launch.num_stages, compiled_in
 
 
-def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
+def _portable() -> Iterator[tuple[str, Launch]]:
     cases = [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)]
     for (dtype, aligned), tokens, (hidden, intermediate) in itertools.product(cases, TOKENS, WEIGHTS):
 
@@ -118,24 +118,24 @@ def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
         w_down, biases = tensor(hidden, intermediate), (dense(intermediate), dense(intermediate))
         at = f"{tokens} tokens, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
         for name, launch in {
-            "forward": forward_launch(x, weight, weight, z, (z, z), capability, biases, CLAMPED),
-            "recompute": recompute_launch(z, x, weight, weight, z, z, capability, biases, CLAMPED),
-            "dX on the fly": input_grad_launch(z, z, z, weight, weight, dense(tokens, hidden), capability),
-            "dX read": input_grad_launch(None, z, z, weight, weight, dense(tokens, hidden), capability),
-            "dW on the fly": weight_grad_launch(z, z, z, x, weight, weight, capability),
-            "dW read": weight_grad_launch(None, z, z, x, weight, weight, capability),
-            "mlp d_gate, d_up, h": down_backward_launch(x, w_down, (z, z), z, z, z, capability, CLAMPED),
-            "mlp dW_down": down_weight_grad_launch(x, z, w_down, capability),
+            "forward": forward_launch(x, weight, weight, z, (z, z), biases, CLAMPED),
+            "recompute": recompute_launch(z, x, weight, weight, (z, z), biases, CLAMPED),
+            "dX on the fly": input_grad_launch(z, z, z, weight, weight, dense(tokens, hidden)),
+            "dX read": input_grad_launch(None, z, z, weight, weight, dense(tokens, hidden)),
+            "dW on the fly": weight_grad_launch(z, z, z, x, weight, weight),
+            "dW read": weight_grad_launch(None, z, z, x, weight, weight),
+            "mlp d_gate, d_up, h": down_backward_launch(x, w_down, (z, z), z, z, z, CLAMPED),
+            "mlp dW_down": down_weight_grad_launch(x, z, w_down),
         }.items():
             yield f"{name}, {at}", launch
     x, z, weight = (
         torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((512, 4096), (512, 11008), (11008, 4096))
     )
-    yield "dX on the fly, clamped", input_grad_launch(z, z, z, weight, weight, x, capability, CLAMPED)
-    yield "dW on the fly, clamped", weight_grad_launch(z, z, z, x, weight, weight, capability, CLAMPED)
-    yield "silu_mul", silu_mul_forward(z, z, z, capability=capability)
-    yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED, None, capability)
-    yield "silu_mul backward, h", silu_mul_backward(z, z, z, z, z, CLAMPED, z, capability)
+    yield "dX on the fly, clamped", input_grad_launch(z, z, z, weight, weight, x, CLAMPED)
+    yield "dW on the fly, clamped", weight_grad_launch(z, z, z, x, weight, weight, CLAMPED)
+    yield "silu_mul", silu_mul_forward(z, z, z)
+    yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED, None)
+    yield "silu_mul backward, h", silu_mul_backward(z, z, z, z, z, CLAMPED, z)
     yield "unsloth", unsloth_forward(z, z, z)
     yield "unsloth backward", unsloth_backward(z, z, z)
 
@@ -161,17 +161,17 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
         x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
         z, out, bias = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate)
         turned = operand(hidden, intermediate, True)
-        glu = (z, z), capability, (bias, bias), CLAMPED
+        glu = (z, z), (bias, bias), CLAMPED
         launches: dict[str, Launch] = {
             "glu": portable_fp8.glu_launch(x, weight, weight, z, None, *glu),
-            "d_gate, d_up, h": portable_fp8.hidden_grad_launch(x, weight, (z, z), z, z, z, capability, CLAMPED),
-            "dX": portable_fp8.sum_launch(h, turned, (h, turned), out, bias, capability),
+            "d_gate, d_up, h": portable_fp8.hidden_grad_launch(x, weight, (z, z), z, z, z, CLAMPED),
+            "dX": portable_fp8.sum_launch(h, turned, (h, turned), out, bias),
         }
         if blocks:
             launches["glu, h in fp8"] = portable_fp8.glu_launch(x, weight, weight, h.codes, h.scales.t(), *glu)
         if tokens == 8192:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
-            launches["dW"] = portable_fp8.sum_launch(*d_w, None, capability)
+            launches["dW"] = portable_fp8.sum_launch(*d_w, None)
             amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
             maxima: Any = (None, None) if blocks else amax
             across, words = operand(hidden, tokens), tensor(hidden, tokens // 4, dtype=torch.int32)

@@ -334,17 +334,17 @@ def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
         name = f"{label}{'' if formula == PLAIN else ' clamped'}"
         made = gradients(at.dz, x @ w_gate.t(), x @ w_up.t(), formula)
         recomputed = at.new("d_gate", at.z_like), at.new("d_up", at.z_like)
-        recompute_launch(at.dz, at.x, at.w_gate, at.w_up, *recomputed, None, NO_BIASES, formula).run()
+        recompute_launch(at.dz, at.x, at.w_gate, at.w_up, recomputed, NO_BIASES, formula).run()
         # Where gate or up is next to a bound, rounding decides on its gradient.
         yield at.judged(f"recompute {name}", made if formula == PLAIN else {})
         made = gradients(at.dz, at.gate, at.up, formula)
         exact = {"dx": made["d_gate"] @ w_gate + made["d_up"] @ w_up}
         dx = at.new("dx", at.x_like)
-        input_grad_launch(at.dz, at.gate, at.up, at.w_gate, at.w_up, dx, None, formula).run()
+        input_grad_launch(at.dz, at.gate, at.up, at.w_gate, at.w_up, dx, formula).run()
         yield at.judged(f"dX on the fly {name}", exact)
         exact = {"d_w_gate": made["d_gate"].t() @ x, "d_w_up": made["d_up"].t() @ x}
         d_weights = at.new("d_w_gate", at.w_like), at.new("d_w_up", at.w_like)
-        weight_grad_launch(at.dz, at.gate, at.up, at.x, *d_weights, None, formula).run()
+        weight_grad_launch(at.dz, at.gate, at.up, at.x, *d_weights, formula).run()
         yield at.judged(f"dW on the fly {name}", exact)
         for wants_h in (False, True):
             outputs = at.new("d_gate", at.z_like), at.new("d_up", at.z_like)

@@ -103,7 +103,7 @@ def workload(kernel: str, problem: TileProblem, device: torch.device, seed: int 
             return made(forward_launch, draw(M, K), *weights(), z, (gate, up), out=(z, gate, up))
         case "recompute":
             d_gate, d_up = new(M, N), new(M, N)
-            return made(recompute_launch, draw(M, N), draw(M, K), *weights(), d_gate, d_up, out=(d_gate, d_up))
+            return made(recompute_launch, draw(M, N), draw(M, K), *weights(), (d_gate, d_up), out=(d_gate, d_up))
         case "input-grad" | "input-grad-fused":
             dz = draw(M, N) if kernel == "input-grad-fused" else None
             dx = new(M, K)

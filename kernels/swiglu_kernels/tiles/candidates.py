@@ -79,6 +79,11 @@ class TileProblem:
     """The model of the GPU; an H200 unless given."""
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens, hidden and intermediate size."""
+        return self.tokens, self.hidden, self.intermediate
+
+    @property
     def kept_for(self) -> int:
         """What a choice for it serves: that many tokens and fewer; of experts, tiles of that many rows."""
         pairs = self.tokens * self.top_k

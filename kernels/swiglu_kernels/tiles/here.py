@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from swiglu_kernels.hopper import shared
-from swiglu_kernels.runtime.backend import Capability, capability_of, card_of, multiprocessors
+from swiglu_kernels.runtime.backend import capability_of, card_of, multiprocessors
 from swiglu_kernels.runtime.internals import constant_in_graphs
 from swiglu_kernels.tiles import cards
 from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, LINE, MEASURED, Choice, TileProblem
@@ -30,14 +30,14 @@ def hopper_multiprocessors(device: torch.device, kernel: str) -> int:
     return multiprocessors(device)
 
 
-def problem_of(like: torch.Tensor, sizes: tuple[int, int, int], capability: Capability | None = None) -> TileProblem:
-    """What a choice depends on: tokens, hidden and intermediate size, and a tensor's dtype and device.
-
-    The compute capability is that of its device, unless another one is given.
-    """
+def problem_of(like: torch.Tensor, sizes: tuple[int, ...]) -> TileProblem:
+    """What a choice depends on: tokens, hidden and intermediate size, and a tensor's dtype and device."""
+    tokens, hidden, intermediate = sizes
     device = like.device
     card = card_of(device) or cards.H200
-    return TileProblem(*sizes, like.dtype, capability or capability_of(device), multiprocessors(device), card=card)
+    return TileProblem(
+        tokens, hidden, intermediate, like.dtype, capability_of(device), multiprocessors(device), card=card
+    )
 
 
 def why_slow_rows(hidden: int, intermediate: int) -> str:

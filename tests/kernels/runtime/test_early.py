@@ -6,7 +6,7 @@ import torch
 from swiglu_kernels import reference, swiglu_experts
 from swiglu_kernels.ops.gate.operation import backward_launch, forward_launch
 from swiglu_kernels.runtime import early
-from swiglu_kernels.runtime.backend import TRITON_AVAILABLE
+from swiglu_kernels.runtime.backend import TRITON_AVAILABLE, describing_for
 from swiglu_kernels.standalone.compiled import _waits_first
 
 pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed")
@@ -16,11 +16,9 @@ pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not inst
 def test_on_hopper_they_may(capability, may, monkeypatch):
     monkeypatch.setattr(early, "INTERPRETING", False)
     meta = torch.empty(8, device="meta")
-    forward, backward = (
-        forward_launch(*3 * [meta], capability=capability),
-        backward_launch(*5 * [meta], capability=capability),
-    )
-    for launch in (forward, backward):
+    with describing_for(capability):
+        launches = forward_launch(*3 * [meta]), backward_launch(*5 * [meta])
+    for launch in launches:
         assert launch.arguments["EARLY"] is launch.options.get("launch_pdl", False) is may
 
 
@@ -29,7 +27,8 @@ def test_not_in_the_interpreter_nor_on_a_cpu(monkeypatch):
     monkeypatch.setattr(early, "INTERPRETING", False)
     assert not forward_launch(*on_cpu).arguments["EARLY"]
     monkeypatch.setattr(early, "INTERPRETING", True)
-    assert not forward_launch(*on_cpu, capability=(9, 0)).arguments["EARLY"]
+    with describing_for((9, 0)):
+        assert not forward_launch(*on_cpu).arguments["EARLY"]
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_weights_of_another_shape_are_taken_as_they_are(name: str) -> None:
 def test_what_somebody_else_holds_is_left_alone():
     """The operator itself returns gate and up, as torch.library.opcheck sees them."""
     x, w_gate, w_up = operands(swiglu_glu)
-    options = (None, None, "separate", "torch", "preact", "torch", PLAIN.numbers)
+    options = (None, None, "torch", "preact", "torch", PLAIN.numbers, "separate", 0, "")
     z, gate, up = torch.ops.swiglu_kernels.glu(x, w_gate, w_up, *options)
     before = gate.clone(), up.clone()
     z.sum().backward()

@@ -78,19 +78,10 @@ def _fp8_product(a: torch.Tensor, b: torch.Tensor, recipe: str, b_is_weight: boo
 
 
 def swiglu_mlp_fp8(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor | None = None,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    bias_down: torch.Tensor | None = None,
-    *,
-    recipe: str,
-    fp8_weight_grad: bool = True,
-    fp8_input_grad: bool = True,
-    **options: str | float | None,
-) -> torch.Tensor:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor | None = None,
+    bias_gate: torch.Tensor | None = None, bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None,
+    *, recipe: str, fp8_weight_grad: bool = True, fp8_input_grad: bool = True, **options: str | float | None,
+) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_mlp`, or without w_down `swiglu_glu`, with operands of every product quantised by `quantise`.
 
     The gradients are such products, too: d_x = d_out w sums over the columns of d_out, d_w = d_out^T x over the tokens,

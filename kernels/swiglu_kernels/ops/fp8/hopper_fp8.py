@@ -11,13 +11,24 @@ sums over a stage go through the same registers.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 
-from swiglu_kernels.hopper import buffers, loop, shared
-from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
+from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper.shared import GLUON_MISSING, fits_tma
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.ops.glu.hopper_forward import BUFFERS, DEPTH, PART, REST, ROWS, TILE, WIDE
+from swiglu_kernels.ops.glu.hopper_forward import (
+    BUFFERS,
+    DEPTH,
+    PART,
+    REST,
+    ROWS,
+    TILE,
+    WIDE,
+    launch_of,
+    operand_blocks,
+)  # fmt: skip
 from swiglu_kernels.ops.glu.hopper_forward import tile_for as forward_tile
 from swiglu_kernels.runtime.backend import capability_of, multiprocessors
 from swiglu_kernels.runtime.launch import Launch
@@ -340,25 +351,14 @@ def forward_launch(
     z, h_scales = (z, None) if isinstance(z, torch.Tensor) else z
     if tile is None:
         tile = tile_for(M, N, programs, preactivations is not None, blocks) if h_scales is None else tile_of(BLOCK)
-    last = 0 if tile.columns == BLOCK else tile.columns - WIDE
-    tiles = -(-M // ROWS) * -(-N // tile.columns)
-    matrices = {"x": (x_pairs, ROWS, DEPTH), "w_gate": (gate_pairs, WIDE, DEPTH), "w_up": (up_pairs, WIDE, DEPTH)}
-    for rows in (part for part in REST if last & part):
-        matrices |= {f"w_gate_{rows}": (gate_pairs, rows, DEPTH), f"w_up_{rows}": (up_pairs, rows, DEPTH)}
-    outputs = shared.forward_outputs(z, preactivations)
-    matrices |= {name: (output, WIDE, PART) for name, output in outputs.items()}
+    moved = operand_blocks(x_pairs, gate_pairs, up_pairs, 0 if tile.columns == BLOCK else tile.columns - WIDE)
+    moved |= {name: (output, WIDE, PART) for name, output in shared.forward_outputs(z, preactivations).items()}
     if h_scales is not None:
-        del matrices["z"]
-        matrices["codes"] = z, WIDE, WIDE
-    return Launch(
-        kernel=_forward_kernel,
-        grid=(min(tiles, programs),),
-        arguments=dict.fromkeys(_OPTIONAL)
-        | {name: descriptor(*matrix) for name, matrix in matrices.items()}
-        | {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "h_scales": h_scales}
-        | {"M": M, "N": N, "K": K, "COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
-        | {"STORE_PREACT": preactivations is not None, "BLOCKS": blocks},
-        num_warps=CONSUMER_WARPS,
-        num_stages=tile.stages,
-        traps=buffers.lost("ops/fp8/hopper_fp8.py"),
-    )
+        del moved["z"]
+        moved["codes"] = z, WIDE, WIDE
+    others: dict[str, Any] = dict.fromkeys(_OPTIONAL)
+    others |= {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "h_scales": h_scales}
+    others |= {"M": M, "N": N, "K": K, "COLUMNS": tile.columns, "GROUP": tile.group, "BLOCKS": blocks}
+    others |= {"STORE_PREACT": preactivations is not None}
+    tiles = -(-M // ROWS) * -(-N // tile.columns)
+    return launch_of(_forward_kernel, min(tiles, programs), tile, moved, others, "ops/fp8/hopper_fp8.py")

@@ -24,53 +24,33 @@ Backward, where each operand is quantised for the axis that its product sums ove
 weight_grad="triton" or "torch" makes 4 and 6 in 16 bits, as `swiglu_mlp` does.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from swiglu_kernels.ops.fp8 import products
 from swiglu_kernels.ops.fp8.definition import RECIPES
 from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quantised, quantise_both, quantise_rows
-from swiglu_kernels.ops.fp8.products import (
-    glu_codes,
-    write_gate_gradients,
-    write_glu,
-    write_hidden_grad,
-    write_product,
-    write_sum,
-)
-from swiglu_kernels.ops.gate.formula import check_formula, formula_of
+from swiglu_kernels.ops.fp8.products import write_glu, write_product
+from swiglu_kernels.ops.gate.formula import check_formula
+from swiglu_kernels.ops.glu import block
+from swiglu_kernels.ops.glu.block import SEPARATE, Gradients, Operands, Options, new
 from swiglu_kernels.ops.glu.choice import AUTO, SAVES
-from swiglu_kernels.ops.glu.operation import (
-    as_matrix,
-    like_leading,
-    multiply_transposed,
-    needs_backward,
-    new,
-    sum_over_tokens,
-    write_weight_grads,
-)
-from swiglu_kernels.ops.mlp.portable_mlp import down_weight_grad_launch
+from swiglu_kernels.ops.glu.operation import sum_over_tokens, write_weight_grads
+from swiglu_kernels.ops.mlp.operation import write_down_grad
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for, capability_of
-from swiglu_kernels.runtime.checks import check_down, check_glu, check_option, check_tensor, check_vector
+from swiglu_kernels.runtime.checks import check_option, check_tensor
 from swiglu_kernels.runtime.operator import operator
-from swiglu_kernels.runtime.saved import call_and_keep, register, save
+from swiglu_kernels.runtime.saved import call_and_keep
 from swiglu_kernels.runtime.shortcuts import plan
-from swiglu_kernels.runtime.shortcuts.plan import run
 
 PRECISIONS = ("bf16", *(f"fp8-{recipe}" for recipe in RECIPES))
 """What modules call them; with "bf16" operands stay as they are."""
 WEIGHT_GRADS = ("fp8", "triton", "torch", "none", AUTO)
 DTYPES = (torch.bfloat16, torch.float16)
 MINIMUM_CAPABILITY = (8, 9)
-
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of the seven tensors that an MLP is differentiated by."""
-
-# Positions in a list of needs or gradients: those of the tensors in the op's arguments.
-X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
 
 
 def why_not(device: torch.device) -> str | None:
@@ -81,17 +61,6 @@ def why_not(device: torch.device) -> str | None:
         found = f"compute capability {capability[0]}.{capability[1]}" if capability else f"the device {device}"
         return f"fp8 products need Triton and an NVIDIA GPU of compute capability 8.9 or newer, this is {found}"
     return None
-
-
-def _results(
-    x: torch.Tensor, w_gate: torch.Tensor, w_down: torch.Tensor | None, s_x: torch.Tensor | None, keep: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate the output, gate and up; gate and up are empty unless they are kept."""
-    dtype = x.dtype if s_x is None else torch.bfloat16
-    tokens, intermediate = x.shape[0], w_gate.shape[0]
-    kept = (tokens, intermediate) if keep else (0, 0)
-    out = (tokens, intermediate if w_down is None else w_down.shape[0])
-    return x.new_empty(out, dtype=dtype), x.new_empty(kept, dtype=dtype), x.new_empty(kept, dtype=dtype)
 
 
 _handed: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -112,7 +81,7 @@ def _by_rows(name: str, tensor: torch.Tensor, scales: torch.Tensor | None, recip
     """Quantise an operand by its name for a product that sums over its last axis, if there are no scales yet."""
     weight = name.startswith("w_")
     quantised = quantise_rows(tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
-    _hand_over(name, quantised)
+    hand(quantised, name)
     return quantised
 
 
@@ -122,179 +91,125 @@ def _both(
     """Quantise an operand by its name for products that sum over its last axis, its first, or one for each."""
     both = quantise_both(tensor, recipe, name.startswith("w_"), rows, along, maxima)
     if rows:
-        _hand_over(name, both[0])
+        hand(both[0], name)
     if along and _handed is not None:
         codes, scales = both[1]
-        _handed[f"{name}.T"] = codes.t()[: tensor.shape[0]], scales.t() if scales.dim() == 2 else scales[None, :]
+        hand(Quantised(codes.t()[: tensor.shape[0]], scales.t() if scales.dim() == 2 else scales[None, :]), f"{name}.T")
     return both
 
 
-def _hand_over(name: str, operand: Quantised) -> None:
-    if _handed is not None:
-        _handed[name] = operand.codes, operand.scales if operand.scales.dim() == 2 else operand.scales[:, None]
-
-
 def hand(operand: Quantised, name: str, row: torch.Tensor | None = None) -> None:
-    """Enter "rowwise" codes of an operand of experts, if somebody looks; of sorted rows in the order of pairs.
+    """Enter an operand by its name, if somebody looks; sorted rows of experts in the order of pairs.
 
     `row` is that of a routing in which every index names an expert.
     """
     if _handed is None:
         return
-    codes, scales = operand.codes, operand.scales[..., None]
+    codes, scales = operand.codes, operand.scales
+    scales = scales if scales.dim() == codes.dim() else scales[..., None]
     if row is not None:
         codes, scales = codes.view(torch.uint8)[row.long()].view(codes.dtype), scales[row.long()]
     _handed[name] = codes, scales
 
 
-@operator("fp8_mlp")
-def _mlp(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor | None,
-    bias_gate: torch.Tensor | None, bias_up: torch.Tensor | None, bias_down: torch.Tensor | None,
-    s_x: torch.Tensor | None, s_gate: torch.Tensor | None, s_up: torch.Tensor | None, s_down: torch.Tensor | None,
-    recipe: str, weight_grad: str, keep: bool, gate_numbers: Sequence[float],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return out, or z where w_down is None, and gate and up if they are kept; s_* are scales of what is in fp8."""
-    formula = formula_of(gate_numbers)
-    out, gate, up = _results(x, w_gate, w_down, s_x, keep)
-    operands = (
-        _by_rows("x", x, s_x, recipe),
-        _by_rows("w_gate", w_gate, s_gate, recipe),
-        _by_rows("w_up", w_up, s_up, recipe),
-    )
-    biases = bias_gate, bias_up
-    if w_down is None:
+def _by_rows_of(given: Operands, recipe: str) -> tuple[Quantised, Quantised, Quantised]:
+    """Quantise x and the weights of gate and up, as far as they are not."""
+    operands = ("x", given.x, given.s_x), ("w_gate", given.w_gate, given.s_gate), ("w_up", given.w_up, given.s_up)
+    x, w_gate, w_up = (_by_rows(name, tensor, scales, recipe) for name, tensor, scales in operands)
+    return x, w_gate, w_up
+
+
+def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+    operands, formula = _by_rows_of(given, options.recipe), options.formula
+    biases = given.bias_gate, given.bias_up
+    if given.w_down is None:
         write_glu(operands, out, (gate, up), biases, formula)
-        return out, gate, up
-    h = glu_codes(operands, (gate, up), biases, formula)
+        return
+    h = products.glu_codes(operands, (gate, up), biases, formula)
     if h is None:
-        z = new(out, x.shape[0], w_gate.shape[0])
+        z = new(out, given.x.shape[0], given.w_gate.shape[0])
         write_glu(operands, z, (gate, up), biases, formula)
-        h = _by_rows("h", z, None, recipe)
+        h = _by_rows("h", z, None, options.recipe)
         del z
     else:
-        _hand_over("h", h)
+        hand(h, "h")
     del operands
-    write_product(h, _by_rows("w_down", w_down, s_down, recipe), out, bias_down)
-    return out, gate, up
+    write_product(h, _by_rows("w_down", given.w_down, given.s_down, options.recipe), out, given.bias_down)
 
 
-_mlp.register_fake(_results)
-
-
-def _gradient_shapes(
-    d_out: torch.Tensor, w_gate: torch.Tensor, w_down: torch.Tensor | None, needs: Sequence[bool], weight_grad: str
-) -> list[tuple[int, ...]]:
-    """Return the shapes of the seven gradients; those that are not wanted are empty."""
-    (N, K), frozen = w_gate.shape, weight_grad == "none"
-    shapes: list[tuple[int, ...]] = [(d_out.shape[0], K), (N, K), (N, K), (d_out.shape[1], N)]
-    shapes += [(N,), (N,), (d_out.shape[1],)]
-    wanted = [need and not (frozen and X < at <= W_DOWN) for at, need in enumerate(needs)]
-    wanted[W_GATE] = wanted[W_UP] = wanted[W_GATE] or wanted[W_UP]
-    return [shape if want else (0,) * len(shape) for want, shape in zip(wanted, shapes, strict=True)]
-
-
-@operator("fp8_mlp_backward")
-def _mlp_backward(
-    d_out: torch.Tensor, x: torch.Tensor | None, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor | None,
-    gate: torch.Tensor, up: torch.Tensor, bias_gate: torch.Tensor | None, bias_up: torch.Tensor | None,
-    needs: Sequence[bool], recipe: str, weight_grad: str, keep: bool, gate_numbers: Sequence[float], *,
-    in_place: bool = False,
-) -> Gradients:  # fmt: skip
-    """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read.
-
-    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
-    """
-    formula = formula_of(gate_numbers)
-    results = [new(d_out, *shape) for shape in _gradient_shapes(d_out, w_gate, w_down, needs, weight_grad)]
+def _backward(
+    d_out: torch.Tensor,
+    given: Operands,
+    preactivations: block.Pair,
+    results: Gradients,
+    options: Options,
+    in_place: bool,
+) -> None:
+    """What is not read any more is given back before the next is allocated."""
+    x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
+    recipe, weight_grad, formula = options.recipe, options.weight_grad, options.formula
+    keep, in_fp8 = options.save == "preact", weight_grad == "fp8"
     tokens, intermediate = d_out.shape[0], w_gate.shape[0]
     if tokens == 0:
-        return tuple(gradient.zero_() for gradient in results)  # type: ignore[return-value]
-    wants_gate_up, wants_down = math.prod(results[W_GATE].shape) > 0, math.prod(results[W_DOWN].shape) > 0
-    in_fp8 = weight_grad == "fp8"
-    h = None
+        for gradient in results.of(block.NAMES):
+            gradient.zero_()
+        return
+    wants_down = results.wants("w_down")
+    (gate, up), h = preactivations, None
     if not keep:
         assert x is not None, "the recomputation starts from x"
         gate, up, h = (new(d_out, tokens, intermediate) for _ in range(3))
-        operands = (
-            _by_rows("x", x, None, recipe),
-            _by_rows("w_gate", w_gate, None, recipe),
-            _by_rows("w_up", w_up, None, recipe),
-        )
-        write_glu(operands, h, (gate, up), (bias_gate, bias_up), formula)
-        del operands
-    in_place = in_place or not keep
-    wants_along = wants_gate_up and in_fp8
-    wants_maxima = recipe == "rowwise" and (needs[X] or in_fp8)
-    d_gate, d_up = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(up))
+        write_glu(_by_rows_of(given, recipe), h, (gate, up), (bias_gate, bias_up), formula)
+    wants_along = results.wants("w_gate") and in_fp8
+    wants_maxima = recipe == "rowwise" and (results.wants("x") or in_fp8)
+    d_gate, d_up = (gate, up) if in_place or not keep else (torch.empty_like(gate), torch.empty_like(up))
     if w_down is None:
-        of_gate, of_up, _ = write_gate_gradients(d_out, (gate, up), (d_gate, d_up, None), formula, wants_maxima)
+        of_gate, of_up, _ = products.write_gate_gradients(
+            d_out, (gate, up), (d_gate, d_up, None), formula, wants_maxima
+        )
     else:
         by_rows, along = _both("upstream", d_out, recipe, True, wants_down and in_fp8)
         _, w_down_along = _both("w_down", w_down, recipe, False, True)
         made = new(d_out, tokens, intermediate) if wants_down and keep else None
         gradients = d_gate, d_up, made
-        of_gate, of_up, of_h = write_hidden_grad(by_rows, w_down_along, (gate, up), gradients, formula, wants_maxima)
+        of_gate, of_up, of_h = products.write_hidden_grad(
+            by_rows, w_down_along, (gate, up), gradients, formula, wants_maxima
+        )
         h = made if keep else h
         del by_rows, w_down_along, made
         if wants_down:
             assert h is not None
             if in_fp8:
                 _, h_along = _both("h", h, recipe, False, True, of_h)
-                write_product(along, h_along, results[W_DOWN])
+                write_product(along, h_along, results["w_down"])
                 del h_along
-            elif weight_grad == "triton":
-                run(down_weight_grad_launch, d_out, h, results[W_DOWN])
             else:
-                plan.apply(multiply_transposed, d_out, h, results[W_DOWN])
+                write_down_grad(d_out, h, results["w_down"], weight_grad)
         del along
     del h, gate, up
-    if needs[X] or wants_along:
-        gate_rows, gate_along = _both("d_gate", d_gate, recipe, needs[X], wants_along, of_gate)
-        up_rows, up_along = _both("d_up", d_up, recipe, needs[X], wants_along, of_up)
-        if needs[X]:
+    if results.wants("x") or wants_along:
+        gate_rows, gate_along = _both("d_gate", d_gate, recipe, results.wants("x"), wants_along, of_gate)
+        up_rows, up_along = _both("d_up", d_up, recipe, results.wants("x"), wants_along, of_up)
+        if results.wants("x"):
             _, w_gate_along = _both("w_gate", w_gate, recipe, False, True)
             _, w_up_along = _both("w_up", w_up, recipe, False, True)
-            write_sum(gate_rows, w_gate_along, up_rows, w_up_along, results[X])
+            products.write_sum(gate_rows, w_gate_along, up_rows, w_up_along, results["x"])
             del w_gate_along, w_up_along
         del gate_rows, up_rows
         if wants_along:
             assert x is not None, "weight gradients are products with x"
             _, x_along = _both("x", x, recipe, False, True)
-            write_product(gate_along, x_along, results[W_GATE])
-            write_product(up_along, x_along, results[W_UP])
-    if wants_gate_up and not in_fp8:
+            write_product(gate_along, x_along, results["w_gate"])
+            write_product(up_along, x_along, results["w_up"])
+    if results.wants("w_gate") and not in_fp8:
         assert x is not None, "weight gradients are products with x"
-        write_weight_grads(d_gate, d_up, x, (results[W_GATE], results[W_UP]), weight_grad)
-    for position, gradient in ((BIAS_GATE, d_gate), (BIAS_UP, d_up), (BIAS_DOWN, d_out)):
-        if needs[position]:
-            plan.apply(sum_over_tokens, gradient, results[position])
-    return tuple(results)  # type: ignore[return-value]
+        write_weight_grads(d_gate, d_up, x, (results["w_gate"], results["w_up"]), weight_grad)
+    for name, gradient in (("bias_gate", d_gate), ("bias_up", d_up), ("bias_down", d_out)):
+        if results.wants(name):
+            plan.apply(sum_over_tokens, gradient, results[name])
 
 
-@_mlp_backward.register_fake
-def _(
-    d_out: torch.Tensor, w_gate: torch.Tensor, w_down: torch.Tensor | None, needs: Sequence[bool], weight_grad: str
-) -> tuple[torch.Tensor, ...]:
-    return tuple(new(d_out, *shape) for shape in _gradient_shapes(d_out, w_gate, w_down, needs, weight_grad))
-
-
-def _keep(ctx, tensors, options, output) -> None:
-    x, w_gate, w_up, w_down, bias_gate, bias_up, *_ = tensors
-    _, weight_grad, keep, *_ = options
-    biases = (None, None) if keep else (bias_gate, bias_up)
-    saved_x = None if weight_grad == "none" and keep else x
-    save(ctx, saved_x, (w_gate, w_up, w_down, *biases), output[1:], options)
-
-
-def _gradients(backward, d_out, saved, needs, options):
-    *others, bias_gate, bias_up, gate, up = saved
-    needs = needs[:7]  # the others are scales
-    gradients = backward(d_out, *others, gate, up, bias_gate, bias_up, needs, *options)
-    return [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)] + [None] * 4
-
-
-register(_mlp, _mlp_backward, _keep, _gradients, tensors=11, preactivations=2)
+MLP = block.Block("fp8_mlp", 11, _forward, _backward)
 
 
 @operator("fp8_quantise")
@@ -400,7 +315,7 @@ def swiglu_mlp_fp8(
 ) -> torch.Tensor:
     """Return `swiglu_mlp(x, w_gate, w_up, w_down, ...)` with the operands of every product in fp8.
 
-    Source: `reference.swiglu_mlp_fp8` is the definition, `reference.quantise` that of the recipes.
+    `reference.swiglu_mlp_fp8` is the definition, `reference.quantise` that of the recipes, with their sources.
 
     Args:
         x: [..., hidden], bfloat16 or float16; or where the weights are, Quantised, [tokens, hidden]. Under autocast
@@ -409,9 +324,7 @@ def swiglu_mlp_fp8(
             `quantise(w_gate, recipe, weight=True)`, once for many calls without a gradient.
         w_up: as w_gate, and quantised where that is.
         w_down: [hidden_out, intermediate]; as w_up. None: the result is z, as of `swiglu_glu`.
-        bias_gate: [intermediate] or None; biases are not quantised.
-        bias_up: as bias_gate.
-        bias_down: [hidden_out] or None.
+        bias_gate, bias_up, bias_down: as for `swiglu_mlp`; biases are not quantised.
         recipe: "rowwise" or "blockwise".
         activation, gate_multiplier, alpha, limit, up_offset: the gate, as for `swiglu_glu`.
         weight_grad: "fp8" (also "auto"): the products for the weight gradients have quantised operands; "triton" or
@@ -421,75 +334,63 @@ def swiglu_mlp_fp8(
     Returns:
         [..., hidden_out], contiguous, in x's dtype, bfloat16 for a quantised x. Sums, scales and the gate are fp32; h,
         d_gate and d_up are rounded to 16 bits before they are quantised, gate and up where PyTorch multiplies.
-        Gradients are in the dtype of what they belong to. Differentiable once; a second backward of a retained graph is
-        right, and has the same bits.
+        Differentiable once; a second backward of a retained graph is right, and has the same bits.
 
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
-        ValueError: shapes or devices do not fit together, or an option has an unknown value; the GPU has no fp8;
-            hidden, intermediate or hidden_out is no multiple of 16; a gradient is wanted for a tensor that was given
-            quantised.
+        TypeError, ValueError: as for `swiglu_glu`; ValueError also where the GPU has no fp8, hidden, intermediate or
+            hidden_out is no multiple of 16, or a gradient is wanted for a tensor that was given quantised.
     """
-    gate = activation, gate_multiplier, alpha, limit, up_offset
-    return _checked_call([x, w_gate, w_up, w_down], (bias_gate, bias_up, bias_down), gate, (recipe, weight_grad, save))
-
-
-def _checked_call(
-    given: list[Any], biases_given: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str]
-) -> torch.Tensor:
-    """Check the arguments and call the operator."""
-    recipe, weight_grad, save = options
-    bias_gate, bias_up, bias_down = biases_given
     check_option("recipe", recipe, RECIPES)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
-    formula = check_formula(*gate)
-    names = ("x", "w_gate", "w_up", "w_down")
-    scales: list[torch.Tensor | None] = [None] * 4
+    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    given, scales = _given((x, w_gate, w_up, w_down), (bias_gate, bias_up, bias_down), recipe)
+    if weight_grad == "none":
+        given = block.frozen(given)
+    with_grad = block.needs_backward(*given)
+    quantised = [name for name, scale in zip(_NAMES, scales, strict=True) if scale is not None]
+    if with_grad and quantised:
+        raise ValueError(
+            f"{', '.join(quantised)}: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()"
+        )
+    if not block.trains(given):
+        weight_grad = "none"
+    elif weight_grad == AUTO:
+        weight_grad = "fp8"
+    kept = "preact" if with_grad and save != "input" else "input"
+    rows, options = block.as_matrix(given.x), (weight_grad, kept, "", formula.numbers, SEPARATE, 0, recipe)
+    return block.like_leading(call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options), given.x)
+
+
+_NAMES = ("x", "w_gate", "w_up", "w_down")
+
+
+def _given(
+    operands: tuple[Any, ...], biases: tuple[Any, ...], recipe: str
+) -> tuple[Operands, list[torch.Tensor | None]]:  # fmt: skip
+    """Return the operands, checked, in fp8 as codes; and the scales of those four that may be."""
+    given, scales = list(operands), [None] * 4
     for at, operand in enumerate(given):
         if isinstance(operand, tuple):
-            given[at], scales[at] = _check_quantised(names[at], operand, recipe, at != X)
+            given[at], scales[at] = _check_quantised(_NAMES[at], operand, recipe, at > 0)
     of_weights = {scale is not None for scale, weight in zip(scales[1:], given[1:], strict=True) if weight is not None}
-    if len(of_weights) > 1 or (scales[X] is not None and not all(of_weights)):
+    if len(of_weights) > 1 or (scales[0] is not None and not all(of_weights)):
         raise ValueError("x, w_gate, w_up, w_down: expected all weights quantised, or nothing")
     in_16_bits = (operand if scale is None else None for operand, scale in zip(given, scales, strict=True))
-    *cast, bias_gate, bias_up, bias_down = autocast.operands(*in_16_bits, bias_gate, bias_up, bias_down)
+    *cast, bias_gate, bias_up, bias_down = autocast.operands(*in_16_bits, *biases)
     given = [operand if scale is None else codes for operand, codes, scale in zip(cast, given, scales, strict=True)]
     # The checks of shapes and devices know no fp8.
-    dtype = torch.bfloat16 if scales[X] is not None else getattr(given[X], "dtype", torch.bfloat16)
-    shapes = [
+    dtype = torch.bfloat16 if scales[0] is not None else getattr(given[0], "dtype", torch.bfloat16)
+    x, w_gate, w_up, w_down = (
         operand if scale is None else operand.new_empty(1, dtype=dtype).expand(operand.shape)
         for operand, scale in zip(given, scales, strict=True)
-    ]
-    x_like, gate_like, _ = check_glu(*shapes[:3])
-    (intermediate, hidden), hidden_out = gate_like.shape, None
-    sizes = [("hidden", hidden), ("intermediate", intermediate)]
-    if given[W_DOWN] is not None:
-        hidden_out = check_down(shapes[W_DOWN], gate_like, x_like).shape[0]
-        sizes.append(("hidden_out", hidden_out))
-    check("x", x_like, sizes)
-    biases = [
-        check_vector("bias_gate", bias_gate, intermediate, "the first dimension of w_gate", "x", x_like),
-        check_vector("bias_up", bias_up, intermediate, "the first dimension of w_gate", "x", x_like),
-        None
-        if hidden_out is None
-        else check_vector("bias_down", bias_down, hidden_out, "the first dimension of w_down", "x", x_like),
-    ]
-    weights = given[1:]
-    if weight_grad == "none":
-        weights = [None if weight is None else weight.detach() for weight in weights]
-        biases = [None if bias is None else bias.detach() for bias in biases]
-    with_grad = needs_backward(given[X], *weights, *biases)
-    if with_grad and any(scale is not None for scale in scales):
-        quantised = ", ".join(name for name, scale in zip(names, scales, strict=True) if scale is not None)
-        raise ValueError(f"{quantised}: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
-    if not any(weight is not None and weight.requires_grad for weight in weights):
-        weight_grad = "none"
-    out = call_and_keep(
-        _mlp, as_matrix(given[X]), *weights, *biases, *scales, recipe,
-        "fp8" if weight_grad == AUTO else weight_grad, with_grad and save != "input", formula.numbers,
-    )  # fmt: skip
-    return like_leading(out, given[X])
+    )
+    shapes = block.check_operands(
+        (x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down), SEPARATE, w_down is not None
+    )
+    sizes = [("hidden", w_gate.shape[1]), ("intermediate", w_gate.shape[0])]
+    check("x", shapes.x, sizes if w_down is None else [*sizes, ("hidden_out", w_down.shape[0])])
+    return Operands(*given[:3], shapes.bias_gate, shapes.bias_up, given[3], shapes.bias_down), scales
 
 
 def swiglu_glu_fp8(

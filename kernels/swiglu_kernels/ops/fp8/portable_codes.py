@@ -304,12 +304,8 @@ def rows_launch(
 ) -> Launch:
     """Describe the launch that quantises x [R, C] or [E, R, C], any strides, by rows.
 
-    Args:
-        x: what is quantised.
-        codes: of x's shape, contiguous, written.
-        scales: [R] or [E, R], contiguous, written.
-        starts: of a routing, whose rows those of x are: those behind the last in use are neither read nor written.
-            None: there is no routing.
+    Codes of x's shape and scales [R] or [E, R] are contiguous and written. `starts` is of a routing, whose rows are
+    those of x: rows behind the last in use are neither read nor written.
     """
     *each, of_matrix, columns = x.shape
     rows = math.prod(each) * of_matrix
@@ -345,10 +341,8 @@ def strips(x: torch.Tensor, block_columns: int) -> tuple[tuple[int, int], int]:
 def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: torch.Tensor | None) -> Launch:
     """Describe the launch that finds the largest magnitudes of x [R, C], any strides.
 
-    Args:
-        x: what will be quantised.
-        row_amax: [R], int32, zeros; takes the bit patterns of the largest absolute values. None: not wanted.
-        column_amax: [C]; as row_amax.
+    row_amax [R] and column_amax [C], int32, zeros, take the bit patterns of the largest absolute values; None: not
+    wanted.
     """
     block_rows, block_columns = AMAX_TILE
     grid, strip = strips(x, block_columns)
@@ -372,7 +366,6 @@ def tiles_launch(
     """Describe the launch that quantises x [R, C], any strides, along its rows, its columns, or both.
 
     Args:
-        x: what is quantised.
         codes: [R, C], written; None: not wanted.
         scales: of codes: rowwise [R], blockwise [ceil(C / 128), R], of a weight [ceil(R / 128), ceil(C / 128)].
         turned: [C, P / 4], int32, written: four codes each, of the rows of x from R to P zeros; None: not wanted.
@@ -395,14 +388,6 @@ def tiles_launch(
     )  # fmt: skip
 
 
-def _empty(x: torch.Tensor, *shape: int) -> torch.Tensor:
-    return x.new_empty(shape, dtype=torch.float8_e4m3fn)
-
-
-def _scales(x: torch.Tensor, *shape: int) -> torch.Tensor:
-    return x.new_empty(shape, dtype=torch.float32)
-
-
 def quantise_rows(x: torch.Tensor, recipe: str, weight: bool, starts: torch.Tensor | None = None) -> Quantised:
     """Quantise x [R, C], any strides, for products that sum over C, by "rowwise" or "blockwise".
 
@@ -410,7 +395,8 @@ def quantise_rows(x: torch.Tensor, recipe: str, weight: bool, starts: torch.Tens
     """
     if recipe == "blockwise":
         return quantise_both(x, recipe, weight, turned=False)[0]
-    quantised = Quantised(_empty(x, *x.shape), _scales(x, *x.shape[:-1]))
+    scales = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    quantised = Quantised(x.new_empty(x.shape, dtype=torch.float8_e4m3fn), scales)
     run(rows_launch, x, *quantised, starts)
     return quantised
 
@@ -423,35 +409,30 @@ def quantise_both(
     P is R, padded with zeros to a multiple of ALIGNMENT. What is not wanted is empty. `maxima` are those of "rowwise"
     that something else found already.
     """
-    R, C = x.shape
-    padded = -(-R // ALIGNMENT) * ALIGNMENT
-    codes, other = (_empty(x, R, C) if rows else None), (_empty(x, C, padded) if turned else None)
-    blocks, other_blocks = -(-C // BLOCK), -(-R // BLOCK)
+    (R, C), padded = x.shape, -(-x.shape[0] // ALIGNMENT) * ALIGNMENT
+    sizes = [(R, C) if rows else (0, 0), (C, padded) if turned else (0, 0)]
+    codes, other = (x.new_empty(size, dtype=torch.float8_e4m3fn) for size in sizes)
+    across, down = -(-C // BLOCK), -(-R // BLOCK)
+    of_scales: list[tuple[int, ...]] = [(across, R), (down, C)]
     if recipe == "rowwise":
-        scales, other_scales = _scales(x, R), _scales(x, C)
+        of_scales = [(R,), (C,)]
         if all(maximum is None for maximum in maxima):
             maxima = new_maxima(x, rows, turned)
             run(amax_launch, x, *maxima)
     elif weight:
-        scales, other_scales = _scales(x, other_blocks, blocks), _scales(x, blocks, other_blocks)
-    else:
-        scales, other_scales = _scales(x, blocks, R), _scales(x, other_blocks, C)
-    words = None if other is None else other.view(torch.int32)
-    run(tiles_launch, x, codes, scales, words, other_scales, *maxima, weight and recipe == "blockwise")
+        of_scales = [(down, across), (across, down)]
+    scales, other_scales = (x.new_empty(size, dtype=torch.float32) for size in of_scales)
+    written = codes if rows else None, scales, other.view(torch.int32) if turned else None, other_scales
+    run(tiles_launch, x, *written, *maxima, weight and recipe == "blockwise")
     if recipe == "blockwise" and not weight:
         scales, other_scales = scales.t(), other_scales.t()
-    nothing = x.new_empty((0, 0))
-    return (
-        Quantised(nothing if codes is None else codes, scales),
-        Quantised(nothing if other is None else other, other_scales),
-    )
+    return Quantised(codes, scales), Quantised(other, other_scales)
 
 
 def new_maxima(x: torch.Tensor, rows: bool, columns: bool) -> Maxima:
     """Zeros for the largest magnitudes of x [R, C] by rows and by columns; None for what is not wanted."""
     found = [x.new_empty(size, dtype=torch.int32) if wanted else None
              for size, wanted in zip(x.shape, (rows, columns), strict=True)]  # fmt: skip
-    for maxima in found:
-        if maxima is not None:
-            plan.apply(torch.Tensor.zero_, maxima)
+    for maxima in filter(lambda maxima: maxima is not None, found):
+        plan.apply(torch.Tensor.zero_, maxima)
     return found[0], found[1]

@@ -3,17 +3,22 @@
 The sum over each 128 of depth is added in fp32 registers (`arithmetic.dot`); blockwise, its scales are applied there.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels.ops.fp8.portable_codes import BLOCK, codes_of, magnitudes, scales_of
 from swiglu_kernels.ops.gate.arithmetic import dot, gated, grouped_tile, halves, output_tile
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.ops.glu.portable_forward import Biases, biased, store_gated
+from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, bias_arguments, biased, store_gated
 from swiglu_kernels.ops.mlp.portable_mlp import store_gate_gradients
-from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
+from swiglu_kernels.runtime.backend import capability_of, tl, triton
 from swiglu_kernels.runtime.launch import Launch, tile_needs_int64
 from swiglu_kernels.runtime.precision import round_to
 from swiglu_kernels.tiles.rules import Tile, fp8_glu_tile, fp8_product_tile
+
+Operand = tuple[torch.Tensor, torch.Tensor]
+"""Codes and scales: `Quantised`, or a plain tuple of the same."""
 
 
 @triton.jit
@@ -183,134 +188,90 @@ def _sum_kernel(
     tl.store(out_ptr + position + offsets, round_to(total, out_ptr.dtype.element_ty), mask=inside)
 
 
-def _of_product(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], tile: Tile) -> dict:
-    """Return the arguments that products of a and b share; both are `Quantised`, or plain tuples of the same."""
+def _launch(
+    kernel: object, a: Operand, b: Operand, tile: Tile, others: dict[str, Any], formula: Formula | None = None
+) -> Launch:
+    """Describe a launch with a product of a and b; both are `Quantised`, or plain tuples of the same."""
     (codes, scales), (b_codes, b_scales) = a, b
     (rows, depth), columns = codes.shape, b_codes.shape[0]
     blocks = scales.dim() == 2
-    return {
-        "a_ptr": codes, "b_ptr": b_codes, "a_scales_ptr": scales, "b_scales_ptr": b_scales,
-        "rows": rows, "columns": columns, "depth": depth, "a_row": codes.stride(0), "b_row": b_codes.stride(0),
-        "a_scales_row": scales.stride(0), "a_scales_depth": scales.stride(1) if blocks else None,
-        "b_scales_row": b_scales.stride(0), "b_scales_depth": b_scales.stride(1) if blocks else None,
-        "BLOCK_ROWS": tile.rows, "BLOCK_COLUMNS": tile.columns, "BLOCK_DEPTH": tile.depth, "GROUP": tile.group,
-        "B_ROWS": 1 if b_scales.shape[0] == columns else BLOCK,
-        "BLOCKS": blocks, "EVEN": depth % tile.depth == 0,
-        "WIDE": tile_needs_int64(
-            ((codes.stride(0), 1), (tile.rows, tile.depth)), ((b_codes.stride(0), 1), (tile.columns, tile.depth)),
-            ((columns, 1), (tile.rows, tile.columns)),
-        ),
-    }  # fmt: skip
-
-
-def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
-    return (triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)
+    return Launch(
+        kernel=kernel,
+        grid=(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),),
+        arguments={
+            "a_ptr": codes, "b_ptr": b_codes, "a_scales_ptr": scales, "b_scales_ptr": b_scales,
+            "rows": rows, "columns": columns, "depth": depth, "a_row": codes.stride(0), "b_row": b_codes.stride(0),
+            "a_scales_row": scales.stride(0), "a_scales_depth": scales.stride(1) if blocks else None,
+            "b_scales_row": b_scales.stride(0), "b_scales_depth": b_scales.stride(1) if blocks else None,
+            "BLOCK_ROWS": tile.rows, "BLOCK_COLUMNS": tile.columns, "BLOCK_DEPTH": tile.depth, "GROUP": tile.group,
+            "B_ROWS": 1 if b_scales.shape[0] == columns else BLOCK,
+            "BLOCKS": blocks, "EVEN": depth % tile.depth == 0,
+            "WIDE": tile_needs_int64(
+                ((codes.stride(0), 1), (tile.rows, tile.depth)), ((b_codes.stride(0), 1), (tile.columns, tile.depth)),
+                ((columns, 1), (tile.rows, tile.columns)),
+            ),
+        } | others | ({} if formula is None else formula.arguments()),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
 
 
 def glu_launch(
-    x: tuple[torch.Tensor, torch.Tensor], w_gate: tuple[torch.Tensor, torch.Tensor],
-    w_up: tuple[torch.Tensor, torch.Tensor], z: torch.Tensor, z_scales: torch.Tensor | None,
-    preactivations: tuple[torch.Tensor, torch.Tensor], capability: Capability | None = None,
+    x: Operand, w_gate: Operand, w_up: Operand, z: torch.Tensor, z_scales: torch.Tensor | None, preactivations: Pair,
     biases: Biases = (None, None), formula: Formula = PLAIN,
 ) -> Launch:  # fmt: skip
     """Describe the launch that makes z of the quantised x and weights.
 
     Args:
         x: Quantised, [M, K].
-        w_gate: Quantised, [N, K].
-        w_up: as w_gate, the same strides.
+        w_gate, w_up: Quantised, [N, K], the same strides.
         z: [M, N], contiguous, written: 16 bits, or codes.
         z_scales: [ceil(N / 128), M], written, where z are codes; else None.
         preactivations: gate and up, [M, N] and contiguous, written; empty: not wanted. What is quantised was rounded to
             their dtype.
-        capability: of the GPU to choose the tile for; None for that of x's device.
         biases: [N] each, or None.
         formula: the gate.
     """
-    (rows, _), columns = x[0].shape, w_gate[0].shape[0]
-    (gate, up), (bias_gate, bias_up) = preactivations, biases
-    tile = fp8_glu_tile(rows, x[1].dim() == 2, capability or capability_of(x[0].device))
-    other, other_scales = w_up
-    assert w_gate[0].stride() == other.stride(), "one pair of strides serves both"
-    assert w_gate[1].stride() == other_scales.stride(), "one pair of strides serves both"
-    return Launch(
-        kernel=_glu_kernel,
-        grid=_grid(rows, columns, tile),
-        arguments={
-            "other_ptr": other, "other_scales_ptr": other_scales, "z_ptr": z, "z_scales_ptr": z_scales,
-            "gate_ptr": gate, "up_ptr": up, "bias_gate_ptr": bias_gate, "bias_up_ptr": bias_up,
-            "bias_gate_n": None if bias_gate is None else bias_gate.stride(0),
-            "bias_up_n": None if bias_up is None else bias_up.stride(0),
-            "STORE_PREACT": gate.numel() > 0, "STORE_CODES": z_scales is not None,
-        }
-        | _of_product(x, w_gate, tile)
-        | formula.arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    (gate, up), (other, other_scales) = preactivations, w_up
+    tile = fp8_glu_tile(x[0].shape[0], x[1].dim() == 2, capability_of(x[0].device))
+    strides = [[part.stride() for part in weight] for weight in (w_gate, w_up)]
+    assert strides[0] == strides[1], "one pair of strides serves both"
+    others = {"other_ptr": other, "other_scales_ptr": other_scales, "z_ptr": z, "z_scales_ptr": z_scales}
+    others |= {"gate_ptr": gate, "up_ptr": up, "STORE_PREACT": gate.numel() > 0, "STORE_CODES": z_scales is not None}
+    return _launch(_glu_kernel, x, w_gate, tile, others | bias_arguments(biases), formula)
 
 
 def hidden_grad_launch(
-    d_out: tuple[torch.Tensor, torch.Tensor], w_down: tuple[torch.Tensor, torch.Tensor],
-    preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor, d_up: torch.Tensor, h: torch.Tensor | None,
-    capability: Capability | None = None, formula: Formula = PLAIN,
+    d_out: Operand, w_down: Operand, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, formula: Formula = PLAIN,
 ) -> Launch:  # fmt: skip
     """Describe the launch that turns the quantised d_out into d_gate, d_up and h.
 
     Args:
         d_out: Quantised, [M, H].
         w_down: Quantised, turned: [N, H].
-        preactivations: gate and up, [M, N] and contiguous, biases included.
-        d_gate: [M, N], contiguous, written; it may be gate itself.
-        d_up: [M, N], contiguous, written; it may be up itself.
-        h: [M, N], contiguous, written; None: not wanted.
-        capability: of the GPU to choose the tile for; None for that of d_out's device.
-        formula: the gate.
+        preactivations, d_gate, d_up, h, formula: as of `portable_mlp.down_backward_launch`.
     """
-    rows, columns = d_gate.shape
     gate, up = preactivations
-    tile = fp8_product_tile(rows, capability or capability_of(d_gate.device))
-    return Launch(
-        kernel=_hidden_grad_kernel,
-        grid=_grid(rows, columns, tile),
-        arguments={
-            "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up,
-            "h_ptr": d_gate if h is None else h, "STORE_H": h is not None,
-        }
-        | _of_product(d_out, w_down, tile)
-        | formula.arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    tile = fp8_product_tile(d_gate.shape[0], capability_of(d_gate.device))
+    others = {"gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
+    others |= {"h_ptr": d_gate if h is None else h, "STORE_H": h is not None}
+    return _launch(_hidden_grad_kernel, d_out, w_down, tile, others, formula)
 
 
 def sum_launch(
-    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor],
-    more: tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None, out: torch.Tensor,
-    bias: torch.Tensor | None = None, capability: Capability | None = None,
-) -> Launch:  # fmt: skip
+    a: Operand, b: Operand, more: tuple[Operand, Operand] | None, out: torch.Tensor, bias: torch.Tensor | None = None
+) -> Launch:
     """Describe the launch that writes out = a b^T + bias, or with more (a2, b2) a b^T + a2 b2^T + bias.
 
     Args:
-        a: Quantised, [R, D].
-        b: Quantised, [C, D].
+        a, b: Quantised, [R, D] and [C, D].
         more: a second pair of the same shapes and strides, or None.
         out: [R, C], contiguous, written.
         bias: [C] or None.
-        capability: of the GPU to choose the tile for; None for that of out's device.
     """
-    rows, columns = out.shape
-    tile = fp8_product_tile(rows, capability or capability_of(out.device))
+    tile = fp8_product_tile(out.shape[0], capability_of(out.device))
     (more_a, more_a_scales), (more_b, more_b_scales) = more or ((None, None), (None, None))
-    return Launch(
-        kernel=_sum_kernel,
-        grid=_grid(rows, columns, tile),
-        arguments={
-            "more_a_ptr": more_a, "more_b_ptr": more_b,
-            "more_a_scales_ptr": more_a_scales, "more_b_scales_ptr": more_b_scales, "out_ptr": out,
-            "bias_ptr": bias, "bias_n": None if bias is None else bias.stride(0),
-        }
-        | _of_product(a, b, tile),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    others = {"more_a_ptr": more_a, "more_a_scales_ptr": more_a_scales, "out_ptr": out, "bias_ptr": bias}
+    others |= {"more_b_ptr": more_b, "more_b_scales_ptr": more_b_scales}
+    return _launch(_sum_kernel, a, b, tile, others | {"bias_n": None if bias is None else bias.stride(0)})

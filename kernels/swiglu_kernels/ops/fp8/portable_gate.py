@@ -18,9 +18,10 @@ from swiglu_kernels.ops.fp8.portable_codes import (
     tiles_of_strip,
     wide,
     write_rows,
-)
+)  # fmt: skip
 from swiglu_kernels.ops.gate.arithmetic import gated, gated_gradients, output_tile, strided_tile
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels.ops.glu.portable_forward import Pair
 from swiglu_kernels.runtime.backend import tl, triton
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.precision import INTERPRETING, round_to
@@ -88,20 +89,8 @@ def _gradients_kernel(
     note_columns(of_h, h_column_amax_ptr, tile_column, columns, BLOCK_COLUMNS)
 
 
-def gate_launch(
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    formula: Formula = PLAIN,
-) -> Launch:
-    """Describe the launch that makes codes [M, N] of h, and blockwise scales [ceil(N / 128), M].
-
-    Args:
-        preactivations: gate and up, [M, N] and contiguous, biases included.
-        codes: written.
-        scales: written.
-        formula: the gate.
-    """
+def gate_launch(preactivations: Pair, codes: torch.Tensor, scales: torch.Tensor, formula: Formula = PLAIN) -> Launch:
+    """Describe the launch that makes codes [M, N] of h and blockwise scales [ceil(N / 128), M] of gate and up."""
     gate, up = preactivations
     rows, columns = gate.shape
     return Launch(
@@ -118,17 +107,14 @@ def gate_launch(
 
 
 def gradients_launch(
-    d_h: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor, d_up: torch.Tensor,
-    h: torch.Tensor | None, maxima: tuple[Maxima, Maxima, Maxima], formula: Formula = PLAIN,
+    d_h: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor, h: torch.Tensor | None,
+    maxima: tuple[Maxima, Maxima, Maxima], formula: Formula = PLAIN,
 ) -> Launch:  # fmt: skip
     """Describe the launch that makes d_gate, d_up and h in 16 bits and finds their largest magnitudes.
 
     Args:
         d_h: [M, N], any strides.
-        preactivations: gate and up, [M, N] and contiguous, biases included.
-        d_gate: [M, N], contiguous, written; it may be gate itself.
-        d_up: [M, N], contiguous, written; it may be up itself.
-        h: [M, N], contiguous, written; None: not wanted.
+        preactivations, d_gate, d_up, h: as of `portable_mlp.down_backward_launch`.
         maxima: [M] and [N] each of d_gate, d_up and h, zeros, written; those of h's rows are not found.
         formula: the gate.
     """

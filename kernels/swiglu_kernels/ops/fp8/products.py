@@ -16,7 +16,7 @@ from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launc
 from swiglu_kernels.ops.fp8.portable_gate import gradients_launch
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
-from swiglu_kernels.ops.glu.portable_forward import Biases
+from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of
 from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.shortcuts import plan
@@ -24,8 +24,6 @@ from swiglu_kernels.runtime.shortcuts.plan import run
 
 SCALES = 4
 """cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""gate and up."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """d_gate, d_up and h."""
 MaximaOf = tuple[Maxima, Maxima, Maxima]
@@ -52,15 +50,10 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
 
 
-def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
-    _multiply(a, b, out)
+def _add_product(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     more = torch.empty_like(out)
-    _multiply(more_a, more_b, more)
+    _multiply(a, b, more)
     out.add_(more)
-
-
-def _any(biases: Biases) -> bool:
-    return biases[0] is not None or biases[1] is not None
 
 
 def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
@@ -80,15 +73,20 @@ def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations
     run(hopper_fp8.forward_launch, *pairs, out, preactivations if gate.numel() else None)
 
 
+def _schedule(operands: Operands, dtype: torch.dtype, biases: Biases, formula: Formula) -> str:
+    x, w_gate, _ = operands
+    return choice.glu(operands, len(w_gate.codes), x.scales.dim() == 2, dtype, any_of(biases), formula).schedule
+
+
 def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable_fp8.glu_launch`."""
-    schedule = choice.glu(operands, z.dtype, _any(biases), formula).schedule
+    schedule = _schedule(operands, z.dtype, biases, formula)
     if schedule == "hopper":
         _launch_by_hand(operands, z, preactivations)
     elif schedule == "torch":
         run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
     else:
-        run(glu_launch, *operands, z, None, preactivations, None, biases, formula)
+        run(glu_launch, *operands, z, None, preactivations, biases, formula)
 
 
 def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula: Formula) -> Quantised | None:
@@ -100,7 +98,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     if x.scales.dim() == 1:
         return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
-    schedule = choice.glu(operands, preactivations[0].dtype, _any(biases), formula).schedule
+    schedule = _schedule(operands, preactivations[0].dtype, biases, formula)
     if schedule == "hopper" and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
         return None
     codes = x.codes.new_empty((tokens, intermediate))
@@ -110,7 +108,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     elif schedule == "torch":
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
     else:
-        run(glu_launch, *operands, codes, scales, preactivations, None, biases, formula)
+        run(glu_launch, *operands, codes, scales, preactivations, biases, formula)
     return Quantised(codes, scales.t())
 
 
@@ -125,7 +123,8 @@ def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Ten
 def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
     """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
     if choice.why_not_by_torch(a, b, out.dtype, False) is None:
-        plan.apply(_add_products, a, b, more_a, more_b, out)
+        plan.apply(_multiply, a, b, out)
+        plan.apply(_add_product, more_a, more_b, out)
     else:
         run(sum_launch, a, b, (more_a, more_b), out)
 
@@ -143,7 +142,7 @@ def write_hidden_grad(
         d_h = d_gate.new_empty(d_gate.shape)
         plan.apply(_multiply, d_out, w_down, d_h)
         return write_gate_gradients(d_h, preactivations, gradients, formula, maxima)
-    run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, None, formula)
+    run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, formula)
     return UNKNOWN
 
 
@@ -156,10 +155,7 @@ def write_gate_gradients(
     found = UNKNOWN
     if maxima:
         d_gate, d_up, h = gradients
-        found = (
-            new_maxima(d_gate, True, True),
-            new_maxima(d_up, True, True),
-            (None, None) if h is None else new_maxima(h, False, True),
-        )
+        of_h = (None, None) if h is None else new_maxima(h, False, True)
+        found = new_maxima(d_gate, True, True), new_maxima(d_up, True, True), of_h
     run(gradients_launch, d_h, preactivations, *gradients, found, formula)
     return found

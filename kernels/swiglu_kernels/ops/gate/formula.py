@@ -52,15 +52,11 @@ class Formula:
 
     def arguments(self) -> dict[str, float | str | None]:
         """Return the kernel arguments `multiplier`, `alpha`, `limit`, `up_offset` and the constexpr FORMULA."""
-        if self == Formula():
-            return {"multiplier": None, "alpha": None, "limit": None, "up_offset": None, "FORMULA": "silu"}
-        return {
-            "multiplier": float(self.gate_multiplier),
-            "alpha": float(self.alpha),
-            "limit": math.inf if self.limit is None else float(self.limit),
-            "up_offset": float(self.up_offset),
-            "FORMULA": "gelu_tanh" if self.activation == "gelu_tanh" else "scaled_silu",
-        }
+        names = ("multiplier", "alpha", "limit", "up_offset")
+        if self == PLAIN:
+            return dict.fromkeys(names) | {"FORMULA": "silu"}
+        numbers = dict(zip(names, map(float, self.numbers[1:]), strict=True))
+        return numbers | {"FORMULA": "gelu_tanh" if self.activation == "gelu_tanh" else "scaled_silu"}
 
 
 PLAIN = Formula()
@@ -71,13 +67,9 @@ def check_formula(
 ) -> Formula:
     """Return the gate of the options as a public function takes them."""
     check_option("activation", activation, ACTIVATIONS)
-    formula = Formula(
-        str(activation),
-        check_scalar("gate_multiplier", gate_multiplier),
-        check_scalar("alpha", alpha),
-        None if limit is None else check_scalar("limit", limit),
-        check_scalar("up_offset", up_offset),
-    )
+    bound = None if limit is None else check_scalar("limit", limit)
+    multiplier, alpha = check_scalar("gate_multiplier", gate_multiplier), check_scalar("alpha", alpha)
+    formula = Formula(str(activation), multiplier, alpha, bound, check_scalar("up_offset", up_offset))
     if formula.limit is not None and formula.limit < 0:
         raise ValueError(f"limit: expected a number of at least 0, or None, got {limit!r}")
     if activation != "silu" and formula.alpha != 1.0:

@@ -13,7 +13,7 @@ import torch
 from swiglu_kernels.ops.gate import definition
 from swiglu_kernels.ops.gate.arithmetic import gated, gated_gradients, round_to
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.runtime.backend import Capability, backend_for, capability_of, tl, triton
+from swiglu_kernels.runtime.backend import backend_for, capability_of, tl, triton
 from swiglu_kernels.runtime.checks import check_gate_up
 from swiglu_kernels.runtime.double_backward import refuse_double_backward
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
@@ -84,21 +84,15 @@ def _in_rows(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return [row if row.stride(1) == 1 else row.contiguous() for row in rows]
 
 
-def forward_launch(
-    gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor, formula: Formula = PLAIN,
-    capability: Capability | None = None,
-) -> Launch:  # fmt: skip
-    """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty.
-
-    capability: of the GPU; None for that of gate's device.
-    """
+def forward_launch(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor, formula: Formula = PLAIN) -> Launch:
+    """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty."""
     pointers = {"gate_ptr": gate, "up_ptr": up, "h_ptr": h}
-    return _launch(_forward_kernel, {"gate": gate, "up": up}, pointers | formula.arguments(), capability)
+    return _launch(_forward_kernel, {"gate": gate, "up": up}, pointers | formula.arguments())
 
 
 def backward_launch(
     dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, d_gate: torch.Tensor, d_up: torch.Tensor,
-    formula: Formula = PLAIN, h: torch.Tensor | None = None, capability: Capability | None = None,
+    formula: Formula = PLAIN, h: torch.Tensor | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that turns dh into d_gate and d_up, and makes h again where it is given.
 
@@ -108,12 +102,10 @@ def backward_launch(
     pointers = {"dh_ptr": dh, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
     pointers |= {"h_ptr": d_gate if h is None else h}
     more = formula.arguments() | {"STORE_H": h is not None}
-    return _launch(_backward_kernel, {"dh": dh, "gate": gate, "up": up}, pointers | more, capability)
+    return _launch(_backward_kernel, {"dh": dh, "gate": gate, "up": up}, pointers | more)
 
 
-def _launch(
-    kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any], capability: Capability | None
-) -> Launch:
+def _launch(kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any]) -> Launch:
     one_row = all(tensor.is_contiguous() for tensor in strided.values())
     like = strided["gate"]
     rows, columns = (1, like.numel()) if one_row else like.shape
@@ -124,7 +116,7 @@ def _launch(
         grid=(rows * triton.cdiv(columns, block),),
         arguments={**arguments, **row_strides, "columns": columns}
         | {"BLOCK": block, "WIDE": flat_needs_int64(columns, block)}
-        | {"EARLY": starts_early(capability or capability_of(like.device))},
+        | {"EARLY": starts_early(capability_of(like.device))},
         num_warps=4,
         num_stages=1,
     )
@@ -155,25 +147,12 @@ def silu_mul_backward(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) ->
     return gate_gradients(dh, gate, up)
 
 
-@_silu_mul.register_fake
-def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return gate.new_empty(gate.shape)
-
-
-@silu_mul_backward.register_fake
-def _(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx, dh):
-    return silu_mul_backward(dh, *ctx.saved_tensors)
-
-
-_silu_mul.register_autograd(_backward, setup_context=_setup_context)
+_silu_mul.register_fake(lambda gate: gate.new_empty(gate.shape))
+silu_mul_backward.register_fake(lambda gate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)))
+_silu_mul.register_autograd(
+    lambda ctx, dh: silu_mul_backward(dh, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 refuse_double_backward(silu_mul_backward)
 
 

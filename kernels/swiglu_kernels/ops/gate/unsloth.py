@@ -24,11 +24,7 @@ from swiglu_kernels.runtime.shortcuts.plan import run
 
 BLOCK_SIZE = 1024
 LONG_INDEXING_ABOVE = 2**31 - 4 * BLOCK_SIZE
-
-
-def needs_long_indexing(n_elements: int) -> bool:
-    """Tell whether offsets must be int64; four blocks of head-room below 2^31 elements."""
-    return n_elements > LONG_INDEXING_ABOVE
+"""Elements above which offsets are int64, with four blocks of head-room below 2^31."""
 
 
 @triton.jit
@@ -77,7 +73,7 @@ def _launch(kernel: object, tensors: dict[str, torch.Tensor]) -> Launch:
         kernel=kernel,
         grid=(triton.cdiv(n_elements, BLOCK_SIZE),),
         arguments=tensors
-        | {"n_elements": n_elements, "BLOCK_SIZE": BLOCK_SIZE, "LONG_INDEXING": needs_long_indexing(n_elements)},
+        | {"n_elements": n_elements, "BLOCK_SIZE": BLOCK_SIZE, "LONG_INDEXING": n_elements > LONG_INDEXING_ABOVE},
         num_warps=4,
         num_stages=1,
     )
@@ -100,9 +96,7 @@ def _unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, overwrite: bool) -> 
     return h
 
 
-@_unsloth_silu_mul.register_fake
-def _(gate: torch.Tensor, up: torch.Tensor, overwrite: bool) -> torch.Tensor:
-    return gate.new_empty(gate.shape)
+_unsloth_silu_mul.register_fake(lambda gate: gate.new_empty(gate.shape))
 
 
 @torch.library.custom_op("swiglu_kernels::unsloth_backward_", mutates_args=("dw", "e", "g"))
@@ -133,10 +127,7 @@ def _unsloth_backward(
     return h, df, de
 
 
-@_unsloth_backward.register_fake
-def _(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    h, df, de = (torch.empty(e.shape, dtype=e.dtype, device=e.device) for _ in range(3))
-    return h, df, de
+_unsloth_backward.register_fake(lambda e: (e.new_empty(e.shape), e.new_empty(e.shape), e.new_empty(e.shape)))
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -170,22 +161,16 @@ refuse_double_backward(_unsloth_backward)
 
 
 def swiglu_fg_kernel(e: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Return h = silu(e) * g, with silu(e) rounded to the input dtype before the product.
+    """Return h = silu(e) * g, contiguous, with silu(e) rounded to the input dtype before the product.
 
-    Not differentiable: `unsloth_silu_mul` is.
+    Not differentiable: `unsloth_silu_mul` is. Source: Unsloth's function of this name.
 
     Args:
         e: the gate, (batch, seq, hidden); float32, float16 or bfloat16. Non-contiguous input is copied.
         g: up, same shape, dtype and device.
 
-    Returns:
-        h, contiguous, (batch, seq, hidden).
-
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype than expected.
-        ValueError: e does not have three dimensions, or shapes or devices differ.
-
-    Source: Unsloth's function of this name.
+        TypeError, ValueError: as `silu_mul` does; ValueError also where e does not have three dimensions.
     """
     e = check_tensor("e", e)
     g = check_like("g", g, "e", e)
@@ -208,40 +193,31 @@ def swiglu_DWf_DW_dfg_kernel(
         e: the gate, same shape; holds df = DW * silu(e) afterwards, the gradient of **up**.
         g: up, same shape; holds de afterwards, the gradient of **gate**.
 
-    The three must not share memory. A non-contiguous buffer costs a copy in each direction.
-
-    Returns:
-        (h, df, de): the three tensors that were passed in.
+    The three must not share memory. A non-contiguous buffer costs a copy in each direction. Source: Unsloth's function
+    of this name.
 
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype than expected.
-        ValueError: shapes or devices differ, or the same buffer was passed twice.
-
-    Source: Unsloth's function of this name.
+        TypeError, ValueError: as `silu_mul` does; ValueError also where the same buffer was passed twice.
     """
     DW = check_tensor("DW", DW)
     for name, tensor in (("e", e), ("g", g)):
         check_shape(name, check_like(name, tensor, "DW", DW), DW.shape, "the shape of DW")
     with torch.no_grad():
-        if backend_for(DW) == "torch":
-            _reference_backward_(DW, e, g)
-        else:
+        if backend_for(DW) != "torch":
             _unsloth_backward_(DW, e, g)
+            return DW, e, g
+    with torch.enable_grad():  # the definition, differentiated
+        gate, up = e.detach().clone().requires_grad_(), g.detach().clone().requires_grad_()
+        h = definition.silu_mul(gate, up)
+        de, df = torch.autograd.grad(h, (gate, up), DW)
+    with torch.no_grad():
+        for buffer, result in ((DW, h), (e, df), (g, de)):
+            buffer.copy_(result)
     return DW, e, g
 
 
-def _reference_backward_(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> None:
-    """Do what the in-place kernel does by differentiating the reference."""
-    with torch.enable_grad():
-        gate, up = e.detach().clone().requires_grad_(), g.detach().clone().requires_grad_()
-        h = definition.silu_mul(gate, up)
-        de, df = torch.autograd.grad(h, (gate, up), dw)
-    for buffer, result in ((dw, h), (e, df), (g, de)):
-        buffer.copy_(result)
-
-
 def unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, *, overwrite: bool = False) -> torch.Tensor:
-    """Return `silu(gate) * up` through the Unsloth-style kernels, differentiable.
+    """Return `silu(gate) * up`, contiguous, through the Unsloth-style kernels, differentiable.
 
     Args:
         gate: any shape with at least one dimension; float32, float16 or bfloat16. Non-contiguous input is copied.
@@ -251,12 +227,8 @@ def unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, *, overwrite: bool = 
             of gate**. Only for intermediates that nobody reads later. A second backward then raises, as does any other
             operation that saved gate or up and runs its backward later. The upstream gradient is never overwritten.
 
-    Returns:
-        A contiguous tensor of gate's shape and dtype.
-
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype than expected.
-        ValueError: shapes or devices differ, or gate is a scalar; in the backward, gate and up are one buffer and
+        TypeError, ValueError: as `silu_mul` does; ValueError also in the backward where gate and up are one buffer and
             overwrite is set.
         RuntimeError: in a second backward after overwrite=True, and with create_graph=True.
 

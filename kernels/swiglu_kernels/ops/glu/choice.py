@@ -1,31 +1,17 @@
-"""The named choices of how gradients are made, and what "auto" stands for.
+"""The named choices of how gradients are made, and what "auto" stands for: what was fastest on H100s and H200s.
 
-Measured on one H200 (bf16, hidden 4096, intermediate 11008). Forward + dX + dW of swiglu_glu, relative to eager:
+"auto" is save="preact" wherever memory is not the point, dX in two steps by Triton where its tiles fill their waves
+(`sum_fills_waves`), and dW by Triton. What the portable kernels do instead is slower than PyTorch's products from two
+tokens on, but for narrow layers, and so are the hand-scheduled ones where rows do not begin at multiples of 128 bytes
+and tokens are many: "auto" then takes PyTorch's. Where no hand-scheduled kernel takes the tensors (other GPUs, other
+versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is two products by torch with one
+elementwise launch, unless a tile was tuned for it.
 
-    1024-8192 tokens   save="input" 1.30; save="preact" with dX and dW on the fly ("fused", "triton") 1.7-2.8
-    16 tokens          portable kernel for dW 232 us, torch 208 us
-    1 token            portable kernel for dW 212 us, torch 289 us
+Nothing was measured on a compute capability other than 9.0. There a product of ours may lose to PyTorch's, while one
+elementwise launch between PyTorch's products moves fewer bytes than eager's several: "auto" takes that, in both
+directions; only the forward of up to UNMEASURED_TOKENS tokens is one launch. A tile that `tune` keeps is taken.
 
-and products of d_gate and d_up once they are stored, by `hopper_products.py`, relative to torch:
-
-    dW   0.79-0.97 at 64-16384 tokens
-    dX   0.98-1.00 where its tiles fill their waves; 1.1-1.4 where they do not, as of 1100, 1280 or 2304 tokens
-
-so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
-fill their waves (`sum_fills_waves`), and dW by Triton, an MLP's d_w_down where it fills its own. What the
-portable kernels do instead is slower than PyTorch's products from two tokens on, but for narrow layers, and so are the
-hand-scheduled ones where rows do not begin at multiples of 128 bytes and tokens are many
-(`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
-
-The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
-and two products by torch with one elementwise launch 1.06-1.11. So where no hand-scheduled kernel takes the tensors
-(other GPUs, other versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is the latter,
-unless a tile was tuned for it.
-
-All of this was measured on compute capability 9.0 alone. On another GPU a product of ours may lose to PyTorch's, while
-one elementwise launch between PyTorch's products moves fewer bytes than eager's several. So there "auto" takes that, in
-both directions; only the forward of up to UNMEASURED_TOKENS tokens is one launch, which has little to do but to read
-the weights once. A tile that `tune` keeps for a forward, or for an MLP's d_h, is taken.
+Measurements: kernels/NOTES.md ("Which kernel") and results/nvidia-h200/parts.csv.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +23,7 @@ import torch
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed
-from swiglu_kernels.runtime.backend import INTERPRETING, Capability, capability_of, card_of
+from swiglu_kernels.runtime.backend import INTERPRETING, capability_of, card_of
 from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import cards, here
 from swiglu_kernels.tiles.candidates import (
@@ -64,6 +50,7 @@ from swiglu_kernels.tiles.rules import (
 from swiglu_kernels.tiles.tuning import lookup
 
 AUTO = "auto"
+ONLY_PLAIN = "the hand-scheduled kernels have plain SiLU only"
 WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
 SAVES = ("preact", "input", AUTO)
 INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
@@ -71,29 +58,28 @@ PORTABLE_TOKENS, UNMEASURED_TOKENS = 128, 16
 """Up to so many, the portable forward is one launch on the measured capability and on others."""
 UNALIGNED_TOKENS = 32
 """Of rows that begin anywhere, so many at most go to the row kernel, faster than PyTorch at 13, not at 79."""
-
-
 UNALIGNED_ROWS_TOKENS, SECTOR_ROWS_TOKENS = 256, 512
 """Up to so many tokens leave dW faster by hand than by PyTorch, of rows that do not begin at multiples of 32 bytes, and
 of those that do, but not of 128."""
 UNALIGNED_ROWS_ELEMENTS = 50_000_000
-"""Of a weight, at most, for the former. With dW by hand, a `glu` step of 36 million took 0.92 of torch.compile's,
-of 79 million 1.09, of 195 million 1.20. Rows that begin inside of 32 bytes are written in parts, and where the L2 cache
-does not hold the gradient until the other part comes, DRAM is read and written for each."""
+"""Of a weight, at most, for the former: of larger ones the L2 cache does not hold a sector of the gradient until its
+other part is written. A `glu` step of 36 million took 0.92 of torch.compile's, of 79 million 1.09."""
 
 
-def portable_is_slower(tokens: int, hidden: int, measured: bool) -> bool:
-    """Whether the portable forward takes longer than PyTorch's two products; `measured`: on a GPU that was."""
-    return hidden % SECTOR > 0 or tokens > (PORTABLE_TOKENS if measured else UNMEASURED_TOKENS)
+FORWARDS: dict[Schedule, str] = {
+    "ping-pong": "forward", "transposed": "transposed forward", "cooperative": "row forward",
+}  # fmt: skip
+"""The hand-written schedules of the forward, with their names in `admission.KERNELS`."""
 
 
 def forward_is_by_torch(at: TileProblem, by_hand: bool) -> bool:
     """Whether a forward for which nothing was tuned is `torch`; `by_hand`: whether a kernel by hand can take it."""
-    if 0 in (at.tokens, at.hidden, at.intermediate):
+    if 0 in at.sizes:
         return False
-    if not by_hand:
-        return portable_is_slower(at.tokens, at.hidden, at.capability in (None, MEASURED))
-    return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
+    if by_hand:
+        return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
+    most = PORTABLE_TOKENS if at.capability in (None, MEASURED) else UNMEASURED_TOKENS
+    return at.hidden % SECTOR > 0 or at.tokens > most
 
 
 def _plain_forward_is_by_torch(at: TileProblem) -> bool:
@@ -103,7 +89,7 @@ def _plain_forward_is_by_torch(at: TileProblem) -> bool:
 
 def weight_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether d_w_gate and d_w_up are PyTorch's products where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+    if at.capability is None or 0 in at.sizes:
         return False
     if at.tokens == 1 and at.capability == MEASURED:
         return False
@@ -132,16 +118,9 @@ def forward_by_hand(at: TileProblem, stores_preact: bool) -> Choice | None:
     return Choice("cooperative", hopper_row.tile_for(at.intermediate, at.multiprocessors))
 
 
-def _sum_by_hand(problem: TileProblem) -> Choice | None:
-    at = problem.tokens, problem.hidden, problem.multiprocessors
-    if not hopper_products.fills(*at):
-        return None
-    return product_choice("cooperative" if hopper_products.sum_schedule(*at) == "cooperative" else "ping-pong")
-
-
-def ping_pong(_: TileProblem) -> Choice:
-    """Return the schedule of transposed products, which have one."""
-    return product_choice("ping-pong")
+def _sum_by_hand(at: TileProblem) -> Choice | None:
+    output = at.tokens, at.hidden, at.multiprocessors
+    return product_choice(hopper_products.sum_schedule(*output)) if hopper_products.fills(*output) else None
 
 
 def product_choice(schedule: Schedule) -> Choice:
@@ -152,31 +131,28 @@ def product_choice(schedule: Schedule) -> Choice:
     return Choice(schedule, tile)
 
 
+def ping_pong(_: TileProblem) -> Choice:
+    """Return the schedule of transposed products, which have one."""
+    return product_choice("ping-pong")
+
+
 def product_tiles(*schedules: Schedule) -> dict[Schedule, Callable[[TileProblem], tuple[Tile, ...]]]:
     """Return the tiles of schedules of `hopper_products.py`, as `Kernel.by_hand` has them."""
-
-    def tiles_of(schedule: Schedule) -> Callable[[TileProblem], tuple[Tile, ...]]:
-        return lambda _: (product_choice(schedule).tile,)
-
-    return {schedule: tiles_of(schedule) for schedule in schedules}
+    return {schedule: lambda _, schedule=schedule: (product_choice(schedule).tile,) for schedule in schedules}
 
 
-def _ping_pong_tiles(_: TileProblem) -> tuple[Tile, ...]:
-    return tuple(replace(hopper_forward.TILE, columns=columns) for columns in hopper_forward.COLUMNS)
-
-
-def _transposed_tiles(at: TileProblem) -> tuple[Tile, ...]:
-    return tuple(hopper_transposed.tiles(at.tokens, at.hidden, at.intermediate, at.multiprocessors))
-
-
-def _row_tiles(problem: TileProblem) -> tuple[Tile, ...]:
-    if problem.tokens > hopper_row.MOST_TOKENS:
-        return ()
-    return (hopper_row.tile_for(problem.intermediate, problem.multiprocessors),)
+def _forward_tiles(at: TileProblem, schedule: Schedule) -> tuple[Tile, ...]:
+    """The tiles of a schedule of the forward."""
+    if schedule == "ping-pong":
+        return tuple(replace(hopper_forward.TILE, columns=columns) for columns in hopper_forward.COLUMNS)
+    if schedule == "transposed":
+        return tuple(hopper_transposed.tiles(*at.sizes, at.multiprocessors))
+    few = at.tokens <= hopper_row.MOST_TOKENS
+    return (hopper_row.tile_for(at.intermediate, at.multiprocessors),) if few else ()
 
 
 def _forward(at: TileProblem, aligned: bool) -> Tile:
-    return forward_tile(at.tokens, at.hidden, at.intermediate, at.dtype, at.capability, aligned, at.multiprocessors)
+    return forward_tile(*at.sizes, at.dtype, at.capability, aligned, at.multiprocessors)
 
 
 def _recompute(at: TileProblem, aligned: bool) -> Tile:
@@ -193,8 +169,7 @@ def _weight_grad(at: TileProblem, aligned: bool) -> Tile:
 
 _forward_kernel = Kernel(
     "tokens", 2, 1, 2, _forward, parts=True, by_torch=_plain_forward_is_by_torch,
-    by_hand={"ping-pong": _ping_pong_tiles, "transposed": _transposed_tiles, "cooperative": _row_tiles},
-    admitted_as={"ping-pong": "forward", "transposed": "transposed forward", "cooperative": "row forward"},
+    by_hand={name: partial(_forward_tiles, schedule=name) for name in FORWARDS}, admitted_as=FORWARDS,
     shipped_by_hand=partial(forward_by_hand, stores_preact=False), most_shares=hopper_transposed.MOST_SHARES,
 )  # fmt: skip
 KERNELS |= {
@@ -214,59 +189,57 @@ KERNELS |= {
 }  # fmt: skip
 
 
-def why_not_by_hand(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, has_bias: bool, formula: Formula,
-    capability: Capability | None,
-) -> str | None:  # fmt: skip
-    """Say why the hand-scheduled kernels do not take a forward, or return None where they do."""
-    if has_bias:
-        return "the hand-scheduled kernels have no biases"
-    if formula != PLAIN:
-        return "the hand-scheduled kernels have plain SiLU only"
-    return hopper_forward.why_not(x, w_gate, w_up, capability)
-
-
 def forward(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, *, stored: bool = False,
-    has_bias: bool = False, formula: Formula = PLAIN, capability: Capability | None = None, launch: bool = False,
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, stored: bool = False,
+    has_bias: bool = False, formula: Formula = PLAIN, launch: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose what makes z.
 
     Args:
-        x: [tokens, hidden].
-        w_gate, w_up: [intermediate, hidden].
+        x, w_gate, w_up: [tokens, hidden], [intermediate, hidden] and as that.
         z: [tokens, intermediate], or what lies in memory like it.
         stored: whether gate and up are kept.
         has_bias: whether gate or up have biases.
         formula: the gate.
-        capability: of the GPU to choose for; None for that of x's device.
         launch: one launch is asked for, not PyTorch's products.
     """
     name = "forward-preact" if stored else "forward"
-    sizes = x.shape[0], x.shape[1], w_gate.shape[0]
-    at = here.problem_of(x, sizes, capability)
-    tuned = lookup(name, x, *sizes) if formula == PLAIN and not has_bias else None
-    aside = why_not_by_hand(x, w_gate, w_up, has_bias, formula, at.capability)
+    at = here.problem_of(x, (*x.shape, w_gate.shape[0]))
+    tuned = lookup(name, x, *at.sizes) if formula == PLAIN and not has_bias else None
+    if has_bias:
+        aside: str | None = "the hand-scheduled kernels have no biases"
+    elif formula != PLAIN:
+        aside = ONLY_PLAIN
+    else:
+        aside = hopper_forward.why_not(x, w_gate, w_up, at.capability)
     why = here.why_unmeasured(x.device) or aside
-    if not (launch or INTERPRETING or 0 in sizes):
+    if not (launch or INTERPRETING or 0 in at.sizes):
         if tuned == BY_TORCH:
             return replace(BY_TORCH, why="tuned")
         if tuned is None and forward_is_by_torch(at, aside is None):
-            return replace(BY_TORCH, why=why or here.why_slow_rows(*sizes[1:]))
+            return replace(BY_TORCH, why=why or here.why_slow_rows(*at.sizes[1:]))
     choice = here.choose(name, at, tuned, aside, vectorises(x, w_gate, w_up, z))
     return replace(choice, why=why or "") if choice.schedule == "portable" else choice
 
 
+def recompute(
+    dz: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, d_gate: torch.Tensor
+) -> Choice:
+    """Choose the launch that makes d_gate and d_up where x alone was saved."""
+    at = here.problem_of(x, (*x.shape, w_gate.shape[0]))
+    tuned = lookup("recompute", x, *at.sizes)
+    return here.choose("recompute", at, tuned, None, vectorises(x, w_gate, w_up, dz, d_gate))
+
+
 def input_grad(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], dx: torch.Tensor, dz: torch.Tensor | None = None,
-    capability: Capability | None = None, accumulate: bool = False,
+    accumulate: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose the launch that makes dX of (d_gate, w_gate) and (d_up, w_up), or on the fly of dz, gate and up."""
     (gate, w_gate), (_, w_up) = pairs
     name = "input-grad" if dz is None else "input-grad-fused"
-    sizes = gate.shape[0], dx.shape[1], gate.shape[1]
-    at = here.problem_of(gate, sizes, capability)
-    tuned = lookup(name, gate, *sizes)
+    at = here.problem_of(gate, (gate.shape[0], dx.shape[1], gate.shape[1]))
+    tuned = lookup(name, gate, *at.sizes)
     aside = hopper_products.why_not("dX", pairs, [dx], at.capability) if dz is None else None
     aligned = vectorises(gate if dz is None else dz, gate, w_gate, w_up, dx)
     choice = here.choose(name, at, None if accumulate else tuned, aside, aligned)
@@ -274,40 +247,34 @@ def input_grad(
 
 
 def weight_grad(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], outs: Sequence[torch.Tensor], dz: torch.Tensor | None = None,
-    capability: Capability | None = None,
-) -> Choice:  # fmt: skip
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], outs: Sequence[torch.Tensor], dz: torch.Tensor | None = None
+) -> Choice:
     """Choose the launch that makes both weight gradients of (d_gate, x) and (d_up, x), or of dz, gate, up and x."""
     gate, x = pairs[0]
     name = "weight-grad" if dz is None else "weight-grad-fused"
-    sizes = x.shape[0], x.shape[1], gate.shape[1]
-    at = here.problem_of(x, sizes, capability)
+    at = here.problem_of(x, (*x.shape, gate.shape[1]))
     aside = hopper_products.why_not("dW", pairs, outs, at.capability) if dz is None else None
     aligned = vectorises(gate if dz is None else dz, gate, x, outs[0])
-    return here.choose(name, at, lookup(name, x, *sizes), aside, aligned)
+    return here.choose(name, at, lookup(name, x, *at.sizes), aside, aligned)
 
 
 def resolve(
     weight_grad: str, save: str, input_grad: str, x: torch.Tensor, intermediate: int, chunk_tokens: int = 0
 ) -> tuple[str, str, str]:
-    """Return (weight_grad, save, input_grad) with every "auto" replaced by what is fastest.
+    """Return (weight_grad, save, input_grad) with every "auto" replaced by what is fastest for x [tokens, hidden].
 
-    Args:
-        weight_grad, save, input_grad: as asked for.
-        x: [tokens, hidden].
-        intermediate: the other dimension of the weights.
-        chunk_tokens: tokens that are worked on at a time, so that memory is the point; 0 for all.
+    chunk_tokens are worked on at a time, so that memory is the point; 0 for all.
     """
     tokens, hidden = chunk_tokens or x.shape[0], x.shape[1]
     fits = x.dtype in (torch.float16, torch.bfloat16) and hidden % 8 == 0 and intermediate % 8 == 0
     if save == AUTO:
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
-        hopper = (
-            here.hopper_multiprocessors(x.device, "dX") if fits and rows_begin_at(LINE, hidden, intermediate) else 0
-        )
-        by_hand = hopper and hopper_products.sum_fills_waves(tokens, hidden, intermediate, hopper)
-        input_grad = "two_step" if by_hand else "torch"
+        input_grad = "torch"
+        if fits and rows_begin_at(LINE, hidden, intermediate):
+            hopper = here.hopper_multiprocessors(x.device, "dX")
+            if hopper and hopper_products.sum_fills_waves(tokens, hidden, intermediate, hopper):
+                input_grad = "two_step"
     if weight_grad == AUTO:
         tuned = lookup("weight-grad", x, tokens, hidden, intermediate) if fits else None
         if tuned is not None:
@@ -315,23 +282,15 @@ def resolve(
         elif tokens == 1:
             by_triton = not here.why_unmeasured(x.device)
         else:
-            hopper = here.hopper_multiprocessors(x.device, "dW") if fits else 0
-            sizes = tokens, hidden, intermediate
-            by_triton = hopper > 0 and not weight_grad_is_by_torch(here.problem_of(x, sizes))
+            by_triton = fits and here.hopper_multiprocessors(x.device, "dW") > 0
+            by_triton = by_triton and not weight_grad_is_by_torch(here.problem_of(x, (tokens, hidden, intermediate)))
         weight_grad = "triton" if by_triton else "torch"
     return weight_grad, save, input_grad
 
 
 def why_weight_grad(x: torch.Tensor, intermediate: int) -> str:
-    """Say on what "auto" bases its choice for weight gradients: a tuned choice, or the card on which it was measured.
-
-    Args:
-        x: [tokens, hidden].
-        intermediate: rows of w_gate.
-    """
-    card, (tokens, hidden) = card_of(x.device), x.shape
-    if lookup("weight-grad", x, tokens, hidden, intermediate) is not None:
+    """Say on what "auto" bases its choice for weight gradients: a tuned choice, or a card that was measured."""
+    card = card_of(x.device)
+    if lookup("weight-grad", x, *x.shape, intermediate) is not None:
         return f"tuned on this {card}"
-    if capability_of(x.device) != MEASURED:
-        return here.why_unmeasured(x.device)
-    return cards.measured_on(card)
+    return cards.measured_on(card) if capability_of(x.device) == MEASURED else here.why_unmeasured(x.device)

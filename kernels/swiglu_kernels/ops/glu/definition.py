@@ -7,38 +7,25 @@ from swiglu_kernels.ops.gate.definition import gate_mul
 
 
 def swiglu_glu(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    **options: str | float | None,
-) -> torch.Tensor:
-    """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`, or the variant that `options` ask for.
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None, **options: str | float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`, [..., intermediate], or what `options` ask for.
 
     Args:
         x: [..., hidden].
-        w_gate: [intermediate, hidden].
-        w_up: [intermediate, hidden].
-        bias_gate: [intermediate] or None.
-        bias_up: [intermediate] or None.
+        w_gate, w_up: [intermediate, hidden].
+        bias_gate, bias_up: [intermediate] or None.
         options: as for `gate_mul`.
-
-    Returns:
-        [..., intermediate].
     """
     return gate_mul(F.linear(x, w_gate, bias_gate), F.linear(x, w_up, bias_up), **options)  # type: ignore[arg-type]
 
 
 def swiglu_glu_packed(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    bias_gate_up: torch.Tensor | None = None,
-    *,
-    layout: str = "packed",
+    x: torch.Tensor, w_gate_up: torch.Tensor, bias_gate_up: torch.Tensor | None = None, *, layout: str = "packed",
     **options: str | float | None,
-) -> torch.Tensor:
-    """Return `swiglu_glu` with both projections in one matrix.
+) -> torch.Tensor:  # fmt: skip
+    """Return `swiglu_glu`, [..., intermediate], with both projections in one matrix.
 
     Args:
         x: [..., hidden].
@@ -47,9 +34,6 @@ def swiglu_glu_packed(
         bias_gate_up: [2 * intermediate], ordered as the rows (columns for "transposed") of the weight; or None.
         layout: one of those names.
         options: as for `gate_mul`.
-
-    Returns:
-        [..., intermediate].
     """
     (w_gate, w_up), (bias_gate, bias_up) = split_packed(w_gate_up, bias_gate_up, layout)
     return swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **options)

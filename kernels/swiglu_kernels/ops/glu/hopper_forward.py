@@ -13,6 +13,7 @@ Measured on an H200: NOTES.md.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -36,7 +37,11 @@ BUFFERS = 3
 """Of each consumer, through which blocks are stored."""
 TILE = Tile(ROWS, 96, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
 """What is shipped; columns, stages and group may differ."""
+_FILE = "ops/glu/hopper_forward.py"
 _OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), "gate_out", "up_out")
+
+Blocks = dict[str, tuple[torch.Tensor, int, int]]
+"""By names of arguments: a matrix, and the rows and columns of the blocks of it that TMA moves."""
 
 
 if GLUON_MISSING is None:
@@ -225,24 +230,34 @@ def forward_launch(
         tile: its columns, stages and group are taken; rows and depth are the kernel's own. None: `tile_for`.
     """
     (M, K), N = x.shape, w_gate.shape[0]
-    programs = multiprocessors(x.device)
-    tile = tile or tile_for(M, N, programs, preactivations is not None)
-    last = tile.columns - WIDE
+    programs, stored = multiprocessors(x.device), preactivations is not None
+    tile = tile or tile_for(M, N, programs, stored)
+    blocks = operand_blocks(x, w_gate, w_up, tile.columns - WIDE)
+    blocks |= {name: (output, WIDE, PART) for name, output in shared.forward_outputs(z, preactivations).items()}
+    others = {"M": M, "N": N, "K": K, "COLUMNS": tile.columns, "GROUP": tile.group, "STORE_PREACT": stored}
     tiles = -(-M // ROWS) * -(-N // tile.columns)
+    return launch_of(_forward_kernel, min(tiles, programs), tile, blocks, dict.fromkeys(_OPTIONAL) | others, _FILE)
+
+
+def operand_blocks(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, last: int) -> Blocks:
+    """Return the blocks of the operands, in a tile with `last` columns beyond the first blocks."""
     blocks = {"x": (x, ROWS, DEPTH), "w_gate": (w_gate, WIDE, DEPTH), "w_up": (w_up, WIDE, DEPTH)}
     for rows in (part for part in REST if last & part):
         blocks |= {f"w_gate_{rows}": (w_gate, rows, DEPTH), f"w_up_{rows}": (w_up, rows, DEPTH)}
-    outputs = shared.forward_outputs(z, preactivations)
-    blocks |= {name: (output, WIDE, PART) for name, output in outputs.items()}
+    return blocks
+
+
+def launch_of(
+    kernel: object, programs: int, tile: Tile, blocks: Blocks, others: dict[str, Any], file: str, **more: Any
+) -> Launch:
+    """Describe a launch of a kernel that looks for its buffers; blocks are what TMA moves."""
     return Launch(
-        kernel=_forward_kernel,
-        grid=(min(tiles, programs),),
-        arguments=dict.fromkeys(_OPTIONAL)  # a descriptor costs 2 us in every launch
-        | {name: descriptor(*block) for name, block in blocks.items()}
-        | {"M": M, "N": N, "K": K}
-        | {"COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
-        | {"STORE_PREACT": preactivations is not None},
+        kernel=kernel,
+        grid=(programs,),
+        # a descriptor costs 2 us in every launch: what is not needed is None
+        arguments=others | {name: descriptor(*block) for name, block in blocks.items()} | {"STAGES": tile.stages},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
-        traps=buffers.lost("ops/glu/hopper_forward.py"),
+        traps=buffers.lost(file),
+        **more,
     )

@@ -25,6 +25,7 @@ Measured on an H200: NOTES.md.
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -41,6 +42,7 @@ LAST = (16, 32)
 """Depths of the last step of a transposed product that has no more rows left: TMA takes several times as long for rows
 that do not exist."""
 STAGES = {"ping-pong": 6, "cooperative": 4, "gate": 5}
+TILE_ROWS = {"ping-pong": TILE, "cooperative": 2 * TILE, "gate": TILE}
 LEAST_TILES = 0.7
 """For each multiprocessor; with fewer, the portable kernels' smaller tiles fill the GPU better."""
 LEAST_FILLED_PERCENT = {1024: 64, 4096: 90, math.inf: 92}
@@ -320,7 +322,7 @@ def why_not(
 
     Args:
         kernel: "dX", "dW" or "hidden gradient", as `admission.KERNELS` names them.
-        pairs: the one or two pairs of operands.
+        pairs: of operands, one or two.
         stored: every [M, N] that is written or read beside them.
         capability: of the GPU that would run it; None for none.
     """
@@ -331,9 +333,8 @@ def why_not(
     if len({(left.stride(1) == 1, right.stride(1) == 1) for left, right in pairs}) > 1:
         return "the operands of the two pairs do not lie in memory alike"
     fit = all(fits_tma(operand) or fits_tma(operand.t()) for operand in operands) and all(map(fits_tma, stored))
-    if not fit:
-        return f"TMA needs a stride of 1, and rows that start and step by multiples of {ALIGNMENT_BYTES} bytes"
-    return None
+    unfit = f"TMA needs a stride of 1, and rows that start and step by multiples of {ALIGNMENT_BYTES} bytes"
+    return None if fit else unfit
 
 
 def fills(rows: int, columns: int, processors: int) -> bool:
@@ -347,14 +348,9 @@ def gate_pays(tokens: int, intermediate: int) -> bool:
 
 
 def sum_fills_waves(rows: int, columns: int, depth: int, processors: int) -> bool:
-    """Tell whether an output of `sum_launch` fills its waves of tiles enough to be faster than PyTorch's products.
+    """Tell whether an output [rows, columns] of `sum_launch` fills its waves of tiles, to be faster than PyTorch's.
 
-    A wave is a tile for each multiprocessor. In the last one some have none, and the last tiles hang over the edge.
-
-    Args:
-        rows, columns: of the output.
-        depth: over how many columns of each left operand is summed.
-        processors: multiprocessors of the GPU.
+    In the last wave some multiprocessors have no tile, and the last tiles hang over the edge.
     """
     schedule = sum_schedule(rows, columns, processors)
     covered = _rows_in_turn(schedule, rows, columns, processors) * TILE * processors
@@ -383,11 +379,10 @@ def sum_launch(
     """
     if accumulate:
         return _launch(pairs, [out], "ping-pong", accumulate=True)
-    schedule = schedule or sum_schedule(out.shape[0], out.shape[1], multiprocessors(out.device))
-    return _launch(pairs, [out], schedule, tile=tile)
+    return _launch(pairs, [out], schedule or sum_schedule(*out.shape, multiprocessors(out.device)), tile=tile)
 
 
-def sum_schedule(rows: int, columns: int, processors: int) -> str:
+def sum_schedule(rows: int, columns: int, processors: int) -> Literal["ping-pong", "cooperative"]:
     """Name the schedule of `sum_launch` for an output: whose waves are filled better, the cooperative one of equals."""
     cooperative, ping_pong = (
         _rows_in_turn(schedule, rows, columns, processors) for schedule in ("cooperative", "ping-pong")
@@ -397,8 +392,7 @@ def sum_schedule(rows: int, columns: int, processors: int) -> str:
 
 def _rows_in_turn(schedule: str, rows: int, columns: int, processors: int) -> int:
     """Return how many rows of an output the busiest multiprocessor works on, tile after tile."""
-    tile_rows = _tile_rows(schedule)
-    return waves(rows, columns, tile_rows, TILE, processors) * tile_rows
+    return waves(rows, columns, TILE_ROWS[schedule], TILE, processors) * TILE_ROWS[schedule]
 
 
 def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile: Tile | None = None) -> Launch:
@@ -407,7 +401,7 @@ def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile:
     Args:
         pairs: one or two (A [K, M], B [K, N]).
         outs: as many [M, N], written.
-        tile: its stages and its group are taken; None: as shipped.
+        tile: as of `sum_launch`.
     """
     return _launch(pairs, outs, "ping-pong", transposed=True, tile=tile)
 
@@ -416,11 +410,9 @@ def gate_backward_launch(
     d_out: torch.Tensor, w_down: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
     h: torch.Tensor | None, tile: Tile | None = None,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that makes d_gate, d_up and h of silu(gate) * up from d_out; ask `why_not` first.
+    """Describe what `portable_mlp.down_backward_launch` does, for silu(gate) * up; ask `why_not` first.
 
-    Args:
-        d_out, w_down, preactivations, d_gate, d_up, h: as of `portable_mlp.down_backward_launch`.
-        tile: its stages and its group are taken; None: as shipped.
+    Of the tile its stages and its group are taken; None: as shipped.
     """
     return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations=preactivations, h=h, tile=tile)
 
@@ -433,7 +425,7 @@ def _launch(
     stages, group = (tile.stages, tile.group) if tile else (STAGES[schedule], GROUP)
     (left, right), (M, N) = pairs[0], outs[0].shape
     K = right.shape[0]
-    rows = _tile_rows(schedule)
+    rows = TILE_ROWS[schedule]
     # Whether the axis that is summed over is not the contiguous one.
     a_across, b_across = (left.stride(1) == 1) == transposed, right.stride(1) == 1
     gated = preactivations is not None
@@ -462,7 +454,3 @@ def _launch(
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
     )
-
-
-def _tile_rows(schedule: str) -> int:
-    return 2 * TILE if schedule == "cooperative" else TILE

@@ -15,7 +15,8 @@ Measured on an H200: NOTES.md.
 import torch
 
 from swiglu_kernels.hopper import buffers, shared
-from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, descriptor
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.ops.glu.hopper_forward import launch_of
 from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles.rules import Tile
@@ -199,21 +200,12 @@ def forward_launch(
     tile = tile or tile_for(N, programs)
     tokens = -(-M // X_STEP) * X_STEP
     blocks = {
-        f"{name}_{part}": descriptor(matrix, part, DEPTH)
+        f"{name}_{part}": (matrix, part, DEPTH)
         for name, matrix, count in (("x", x, tokens), ("w_gate", w_gate, tile.columns), ("w_up", w_up, tile.columns))
         for part in PARTS
         if (count >= part if part == UNIT else count & part)
     }
-    return Launch(
-        kernel=_row_kernel,
-        grid=(min(-(-N // tile.columns), programs),),
-        arguments=dict.fromkeys(_OPTIONAL)
-        | blocks
-        | shared.forward_outputs(z, preactivations)
-        | {"M": M, "N": N, "K": K, "TOKENS": tokens}
-        | {"COLUMNS": tile.columns, "W_UNITS": _units(tile.columns), "STAGES": tile.stages}
-        | {"STORE_PREACT": preactivations is not None},
-        num_warps=CONSUMER_WARPS,
-        num_stages=tile.stages,
-        traps=buffers.lost("ops/glu/hopper_row.py"),
-    )
+    others = dict.fromkeys(_OPTIONAL) | shared.forward_outputs(z, preactivations)
+    others |= {"M": M, "N": N, "K": K, "TOKENS": tokens, "COLUMNS": tile.columns, "W_UNITS": _units(tile.columns)}
+    others |= {"STORE_PREACT": preactivations is not None}
+    return launch_of(_row_kernel, min(-(-N // tile.columns), programs), tile, blocks, others, "ops/glu/hopper_row.py")

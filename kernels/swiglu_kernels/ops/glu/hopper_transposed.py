@@ -17,8 +17,8 @@ import dataclasses
 
 import torch
 
-from swiglu_kernels.hopper import buffers, shared
-from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor, position
+from swiglu_kernels.hopper import shared
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, position
 from swiglu_kernels.ops.glu import hopper_forward
 from swiglu_kernels.ops.glu.hopper_forward import BUFFERS, DEPTH, GROUP, PART, REST, STAGES, WIDE
 from swiglu_kernels.runtime.backend import multiprocessors, tl, triton
@@ -356,6 +356,14 @@ def tile_for(tokens: int, hidden: int, intermediate: int, processors: int, store
     return best if best and cost(best) < LEAST_GAIN * ping_pong else None
 
 
+def shares_of(tile: Tile, x: torch.Tensor, intermediate: int) -> int:
+    """Return among how many programs a launch shares the last wave's tiles."""
+    programs = multiprocessors(x.device)
+    _, rest = last_wave(x.shape[0], intermediate, tile.rows, programs)
+    shares = min(tile.parts, -(-x.shape[1] // DEPTH))  # the main loop waits for ever for a share of no depth
+    return shares if 0 < rest * shares <= programs else 1
+
+
 def forward_launch(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile,
@@ -367,11 +375,8 @@ def forward_launch(
         tile: its rows, stages, group and parts are taken; a share has some depth, whatever the parts.
     """
     (M, K), N = x.shape, w_gate.shape[0]
-    programs = multiprocessors(x.device)
-    run = _run_of(tile.rows)
-    full, rest = last_wave(M, N, tile.rows, programs)
-    shares = min(tile.parts, -(-K // DEPTH))  # the main loop waits for ever for a share of no depth
-    shares = shares if 0 < rest * shares <= programs else 1
+    programs, run = multiprocessors(x.device), _run_of(tile.rows)
+    (full, rest), shares = last_wave(M, N, tile.rows, programs), shares_of(tile, x, N)
     whole = full * programs
     blocks = {"x": (x, WIDE, DEPTH), "w_gate": (w_gate, FEATURES, DEPTH), "w_up": (w_up, FEATURES, DEPTH)}
     blocks |= {f"x_{rows}": (x, rows, DEPTH) for rows in REST if (run - WIDE) & rows}
@@ -380,35 +385,16 @@ def forward_launch(
         if tile.rows == run and run % PART:
             blocks[f"{name}_tail"] = output, PART // 2, FEATURES
     sums = x.new_empty((rest * shares, 2, FEATURES, tile.rows), dtype=torch.float32) if shares > 1 else None
-    return Launch(
-        kernel=_transposed_kernel,
-        grid=(min(whole + rest * shares, programs),),
-        arguments=dict.fromkeys(_OPTIONAL)
-        | {name: descriptor(*block) for name, block in blocks.items()}
-        | {"sums": sums, "M": M, "N": N, "K": K, "shares": shares}
-        | {"TOKENS": tile.rows, "STAGES": tile.stages, "GROUP": tile.group, "SHARED": shares > 1, "PROGRAMS": programs}
-        | {"STORE_PREACT": preactivations is not None},
-        num_warps=CONSUMER_WARPS,
-        num_stages=tile.stages,
-        traps=buffers.lost("ops/glu/hopper_transposed.py"),
-        then=None if sums is None else _join_launch(sums, z, preactivations, tile, run, whole, rest, shares),
-        scratch=sums,
-    )
-
-
-def _join_launch(
-    sums: torch.Tensor, z: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile, run: int,
-    whole: int, rest: int, shares: int,
-) -> Launch:  # fmt: skip
-    """Describe the launch that adds up the shares of the last wave's tiles and applies the gate."""
-    (M, N), runs = z.shape, tile.rows // run
-    gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
-    return Launch(
-        kernel=_join_kernel,
-        grid=(rest, runs, -(-run // PART)),
-        arguments={"sums": sums, "z_ptr": z, "gate_ptr": gate, "up_ptr": up, "M": M, "N": N}
-        | {"tiles": whole + rest, "whole": whole, "shares": shares, "RUN": run, "RUNS": runs, "GROUP": tile.group}
-        | {"FEATURES": FEATURES, "PART": PART, "STORE_PREACT": preactivations is not None, "EARLY": True},
-        num_warps=4,
-        num_stages=1,
-    )
+    others = {"M": M, "N": N, "shares": shares, "GROUP": tile.group, "STORE_PREACT": preactivations is not None}
+    join = None
+    if sums is not None:  # adds up the shares of the last wave's tiles and applies the gate
+        gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
+        arguments = {"sums": sums, "z_ptr": z, "gate_ptr": gate, "up_ptr": up, "tiles": whole + rest, "whole": whole}
+        arguments |= {"RUN": run, "RUNS": tile.rows // run, "FEATURES": FEATURES, "PART": PART, "EARLY": True} | others
+        grid = rest, tile.rows // run, -(-run // PART)
+        join = Launch(_join_kernel, grid, arguments, num_warps=4, num_stages=1)
+    others |= {"sums": sums, "K": K, "TOKENS": tile.rows, "SHARED": shares > 1, "PROGRAMS": programs}
+    return hopper_forward.launch_of(
+        _transposed_kernel, min(whole + rest * shares, programs), tile, blocks, dict.fromkeys(_OPTIONAL) | others,
+        "ops/glu/hopper_transposed.py", then=join, scratch=sums,
+    )  # fmt: skip

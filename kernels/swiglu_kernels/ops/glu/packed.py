@@ -11,14 +11,8 @@ through the same views of one tensor of its shape. The layouts, by name:
 
 import torch
 
-from swiglu_kernels.ops.gate.formula import check_formula
-from swiglu_kernels.ops.glu import definition
-from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
-from swiglu_kernels.ops.glu.operation import as_matrix, glu, like_leading, needs_backward
-from swiglu_kernels.runtime import autocast
-from swiglu_kernels.runtime.backend import backend_for
-from swiglu_kernels.runtime.checks import check_option, check_packed, check_vector
-from swiglu_kernels.runtime.saved import call_and_keep
+from swiglu_kernels.ops.glu.operation import GLU
+from swiglu_kernels.runtime.checks import check_option
 
 LAYOUTS = ("packed", "interleaved", "transposed")
 
@@ -55,29 +49,8 @@ def swiglu_glu_packed(
 
     Raises:
         TypeError, ValueError: as for `swiglu_glu`; ValueError for an odd number of rows (columns) as well.
-
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu_packed`; of the options that
-    choose how gradients are made, weight_grad="none" keeps its meaning.
     """
     check_option("layout", layout, LAYOUTS)
-    check_option("weight_grad", weight_grad, WEIGHT_GRADS)
-    check_option("save", save, SAVES)
-    check_option("input_grad", input_grad, INPUT_GRADS)
-    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
-    x, w_gate_up, bias_gate_up = autocast.operands(x, w_gate_up, bias_gate_up)
-    x, w_gate_up = check_packed(x, w_gate_up, layout)
-    size = w_gate_up.shape[1 if layout == "transposed" else 0]
-    bias = check_vector("bias_gate_up", bias_gate_up, size, "2 * intermediate", "x", x)
-    if weight_grad == "none":
-        w_gate_up, bias = w_gate_up.detach(), None if bias is None else bias.detach()
-    if backend_for(x) == "torch":
-        return definition.swiglu_glu_packed(x, w_gate_up, bias, layout=layout, **formula.options)
-    rows = as_matrix(x)
-    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, size // 2)
-    if not w_gate_up.requires_grad:
-        weight_grad = "none"
-    if not needs_backward(x, w_gate_up, bias):
-        save = "input"
-    options = layout, weight_grad, save, input_grad, formula.numbers
-    z = call_and_keep(glu, rows, w_gate_up, None, bias, None, *options)
-    return like_leading(z, x)
+    gate = activation, gate_multiplier, alpha, limit, up_offset
+    tensors = x, w_gate_up, None, bias_gate_up, None
+    return GLU.first_call(None, tensors, gate, (weight_grad, save, input_grad), layout=layout)

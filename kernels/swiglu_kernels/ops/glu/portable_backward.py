@@ -11,6 +11,7 @@ they never exist in memory. Otherwise it reads d_gate and d_up that another kern
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -25,10 +26,10 @@ from swiglu_kernels.ops.gate.arithmetic import (
 )
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import choice, hopper_products
-from swiglu_kernels.runtime.backend import Capability, tl, triton
-from swiglu_kernels.runtime.launch import Launch, tile_needs_int64
-from swiglu_kernels.runtime.precision import float32_dot_precision
-from swiglu_kernels.tiles.rules import FORMULA_DEPTH
+from swiglu_kernels.ops.glu.portable_forward import tiled_launch
+from swiglu_kernels.runtime.backend import tl, triton
+from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.tiles.rules import FORMULA_DEPTH, Tile
 
 
 @triton.jit
@@ -220,7 +221,7 @@ def _weight_grad_kernel(
 
 def input_grad_launch(
     dz: torch.Tensor | None, gate: torch.Tensor, up: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor,
-    dx: torch.Tensor, capability: Capability | None = None, formula: Formula = PLAIN, accumulate: bool = False,
+    dx: torch.Tensor, formula: Formula = PLAIN, accumulate: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes dX.
 
@@ -229,90 +230,50 @@ def input_grad_launch(
         gate, up: [M, N], contiguous.
         w_gate, w_up: [N, K], any strides.
         dx: [M, K], contiguous, written; its dtype is that of the tensors, with `accumulate` float32.
-        capability: of the GPU to choose the tile for; None for that of dx's device.
         formula: the gate; read on the fly only.
         accumulate: add to what dx holds.
     """
-    (M, N), K = gate.shape, dx.shape[1]
-    on_the_fly = dz is not None
     pairs = [(gate, w_gate), (up, w_up)]
-    chosen = choice.input_grad(pairs, dx, dz, capability, accumulate)
-    tile = chosen.tile
+    chosen = choice.input_grad(pairs, dx, dz, accumulate)
     if chosen.schedule != "portable":
-        return hopper_products.sum_launch(pairs, dx, chosen.schedule, tile, accumulate)
-    dz = gate if dz is None else dz  # never touched unless on the fly
-    if on_the_fly and formula != PLAIN:
-        tile = replace(tile, depth=min(tile.depth, FORMULA_DEPTH))
-    left, right = (tile.rows, tile.depth), (tile.depth, tile.columns)
-    return Launch(
-        kernel=_input_grad_kernel,
-        grid=(triton.cdiv(M, tile.rows) * triton.cdiv(K, tile.columns),),
-        arguments={
-            "dz_ptr": dz, "gate_ptr": gate, "up_ptr": up, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "dx_ptr": dx,
-            "M": M, "N": N, "K": K,
-            "dz_m": dz.stride(0), "dz_n": dz.stride(1),
-            "w_gate_n": w_gate.stride(0), "w_gate_k": w_gate.stride(1),
-            "w_up_n": w_up.stride(0), "w_up_k": w_up.stride(1),
-            "BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "BLOCK_N": tile.depth, "GROUP": tile.group,
-            "EVEN_N": N % tile.depth == 0,
-            "WIDE": tile_needs_int64(
-                (dz.stride(), left), ((N, 1), left), (w_gate.stride(), right), (w_up.stride(), right),
-                (dx.stride(), (tile.rows, tile.columns)),
-            ),
-            "PRECISION": float32_dot_precision(),
-            "ON_THE_FLY": on_the_fly, "ACCUMULATE": accumulate,
-        }
-        | (formula if on_the_fly else PLAIN).arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        return hopper_products.sum_launch(pairs, dx, chosen.schedule, chosen.tile, accumulate)
+    tile, forming = _forming(chosen.tile, dz is not None, formula)
+    return tiled_launch(
+        _input_grad_kernel, tile, {"M": gate.shape[0], "K": dx.shape[1], "N": gate.shape[1]},
+        # dz is never touched unless on the fly
+        {"dz": (gate if dz is None else dz, "MN"), "w_gate": (w_gate, "NK"), "w_up": (w_up, "NK")},
+        {"gate": (gate, "MN"), "dx": (dx, "MK")}, {"up_ptr": up, "ACCUMULATE": accumulate} | forming,
     )  # fmt: skip
 
 
 def weight_grad_launch(
     dz: torch.Tensor | None, gate: torch.Tensor, up: torch.Tensor, x: torch.Tensor, d_w_gate: torch.Tensor,
-    d_w_up: torch.Tensor, capability: Capability | None = None, formula: Formula = PLAIN,
+    d_w_up: torch.Tensor, formula: Formula = PLAIN,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes both weight gradients.
 
     Args:
-        dz: [M, N], any strides: the kernel forms d_gate and d_up on the fly. None: gate and up are d_gate and d_up.
-        gate, up: [M, N], contiguous.
+        dz, gate, up, formula: as of `input_grad_launch`.
         x: [M, K], any strides.
         d_w_gate, d_w_up: [N, K], any strides, the same of both, written.
-        capability: of the GPU to choose the tile for; None for that of x's device.
-        formula: the gate; read on the fly only.
     """
     assert d_w_gate.stride() == d_w_up.stride(), "one pair of strides serves both"
-    (M, K), N = x.shape, gate.shape[1]
-    on_the_fly = dz is not None
     pairs, outs = [(gate, x), (up, x)], [d_w_gate, d_w_up]
-    chosen = choice.weight_grad(pairs, outs, dz, capability)
-    tile = chosen.tile
+    chosen = choice.weight_grad(pairs, outs, dz)
     if chosen.schedule != "portable":
-        return hopper_products.transposed_launch(pairs, outs, tile)
-    dz = gate if dz is None else dz  # never touched unless on the fly
+        return hopper_products.transposed_launch(pairs, outs, chosen.tile)
+    tile, forming = _forming(chosen.tile, dz is not None, formula)
+    d_w_n, d_w_k = (None, None) if d_w_gate.is_contiguous() else d_w_gate.stride()
+    return tiled_launch(
+        _weight_grad_kernel, tile, {"N": gate.shape[1], "K": x.shape[1], "M": x.shape[0]},
+        {"dz": (gate if dz is None else dz, "MN"), "x": (x, "MK")},
+        {"gate": (gate, "MN"), "d_w_gate": (d_w_gate, "NK")},
+        {"up_ptr": up, "d_w_up_ptr": d_w_up, "d_w_n": d_w_n, "d_w_k": d_w_k} | forming,
+    )  # fmt: skip
+
+
+def _forming(tile: Tile, on_the_fly: bool, formula: Formula) -> tuple[Tile, dict[str, Any]]:
+    """Return the tile and the arguments for gradients that are formed on the fly, or read."""
     if on_the_fly and formula != PLAIN:
         tile = replace(tile, depth=min(tile.depth, FORMULA_DEPTH))
-    left, right = (tile.depth, tile.rows), (tile.depth, tile.columns)
-    return Launch(
-        kernel=_weight_grad_kernel,
-        grid=(triton.cdiv(N, tile.rows) * triton.cdiv(K, tile.columns),),
-        arguments={
-            "dz_ptr": dz, "gate_ptr": gate, "up_ptr": up, "x_ptr": x, "d_w_gate_ptr": d_w_gate, "d_w_up_ptr": d_w_up,
-            "M": M, "N": N, "K": K,
-            "dz_m": dz.stride(0), "dz_n": dz.stride(1),
-            "x_m": x.stride(0), "x_k": x.stride(1),
-            "d_w_n": None if d_w_gate.is_contiguous() else d_w_gate.stride(0),
-            "d_w_k": None if d_w_gate.is_contiguous() else d_w_gate.stride(1),
-            "BLOCK_N": tile.rows, "BLOCK_K": tile.columns, "BLOCK_M": tile.depth, "GROUP": tile.group,
-            "EVEN_M": M % tile.depth == 0,
-            "WIDE": tile_needs_int64(
-                (dz.stride(), left), ((N, 1), left), (x.stride(), right), (d_w_gate.stride(), (tile.rows, tile.columns))
-            ),
-            "PRECISION": float32_dot_precision(),
-            "ON_THE_FLY": on_the_fly,
-        }
-        | (formula if on_the_fly else PLAIN).arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    return tile, {"ON_THE_FLY": on_the_fly} | (formula if on_the_fly else PLAIN).arguments()

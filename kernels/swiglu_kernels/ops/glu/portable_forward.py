@@ -10,6 +10,7 @@ over K: they store their parts in fp32, and a second launch adds these up, alway
 The recomputation is for a backward that saved x alone: its epilogue turns dZ into d_gate and d_up.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,19 +18,21 @@ import torch
 from swiglu_kernels.ops.gate.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import choice, hopper_forward, hopper_row, hopper_transposed
-from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
+from swiglu_kernels.runtime.backend import capability_of, tl, triton
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
-from swiglu_kernels.runtime.launch import Launch, tile_needs_int64, vectorises
+from swiglu_kernels.runtime.launch import Launch, tile_needs_int64
 from swiglu_kernels.runtime.precision import float32_dot_precision
-from swiglu_kernels.tiles import here
 from swiglu_kernels.tiles.candidates import Choice
 from swiglu_kernels.tiles.rules import Tile
-from swiglu_kernels.tiles.tuning import lookup
 
 BY_HAND = {"ping-pong": hopper_forward, "transposed": hopper_transposed, "cooperative": hopper_row}
 """By schedule: what describes the launch."""
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 NO_BIASES: Biases = (None, None)
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Of gate and up."""
+Matrices = dict[str, tuple[torch.Tensor, str]]
+"""By name, with the names of their axes."""
 
 
 @triton.jit
@@ -248,8 +251,7 @@ def _recompute_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None, capability: Capability | None = None,
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, preactivations: Pair | None,
     biases: Biases = NO_BIASES, formula: Formula = PLAIN, chosen: Choice | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the forward: of a hand-scheduled kernel where one can take these tensors, else of this file's.
@@ -258,47 +260,34 @@ def forward_launch(
         x, w_gate, w_up: [M, K], [N, K] and [N, K], any strides.
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
-        capability: of the GPU to choose the tile for; None for that of x's device.
         biases: of gate and up, [N] with any stride, or None; what is stored as gate and up includes them.
         formula: the gate.
         chosen: what `choice.forward` returned, if it was asked.
     """
-    capability = capability or capability_of(x.device)
-    (M, K), N = x.shape, w_gate.shape[0]
-    kind = {"stored": preactivations is not None, "has_bias": any(bias is not None for bias in biases)}
-    chosen = chosen or choice.forward(
-        x, w_gate, w_up, z, **kind, formula=formula, capability=capability, launch=True
-    )  # fmt: skip
+    stored = preactivations is not None
+    chosen = chosen or choice.forward(x, w_gate, w_up, z, stored, any_of(biases), formula, launch=True)
     tile = chosen.tile
     if chosen.schedule != "portable":
         return BY_HAND[chosen.schedule].forward_launch(x, w_gate, w_up, z, preactivations, tile)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
-    tiles = triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns)
-    operands = {"x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up}
-    product = product_arguments(x, w_gate, w_up, [z], tile)
-    gating = (
-        {"z_ptr": z, "gate_ptr": gate, "up_ptr": up}
-        | bias_arguments(biases)
-        | formula.arguments()
-        | {"STORE_PREACT": preactivations is not None}
-    )
+    sizes = {"M": x.shape[0], "N": w_gate.shape[0], "K": x.shape[1]}
+    operands = {"x": (x, "MK"), "w_gate": (w_gate, "NK"), "w_up": (w_up, "NK")}
+    gating = {"gate_ptr": gate, "up_ptr": up} | bias_arguments(biases) | formula.arguments() | {"STORE_PREACT": stored}
     if tile.parts == 1:
-        arguments = operands | product | gating
-        return Launch(_forward_kernel, (tiles,), arguments, num_warps=tile.warps, num_stages=tile.stages)
-    parts = x.new_empty((tile.parts, 2, M, N), dtype=torch.float32)
-    share = triton.cdiv(triton.cdiv(K, tile.depth), tile.parts) * tile.depth
-    return Launch(
-        kernel=_parts_kernel,
-        grid=(tiles, tile.parts),
-        arguments=operands | product | {"parts_ptr": parts, "share": share},
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        then=_join_launch(parts, z, gating, capability),
+        return tiled_launch(_forward_kernel, tile, sizes, operands, {"z": (z, "MN")}, gating)
+    parts = x.new_empty((tile.parts, 2, *z.shape), dtype=torch.float32)
+    share = triton.cdiv(triton.cdiv(x.shape[1], tile.depth), tile.parts) * tile.depth
+    launch = tiled_launch(_parts_kernel, tile, sizes, operands, {"parts": (z, "MN")}, {"share": share})
+    return replace(
+        launch,
+        grid=(*launch.grid, tile.parts),
+        arguments=launch.arguments | {"parts_ptr": parts},
+        then=_join_launch(parts, z, gating | {"z_ptr": z}),
         scratch=parts,
     )
 
 
-def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any], capability: Capability | None) -> Launch:
+def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any]) -> Launch:
     """Describe the launch that adds up the parts of gate and up, and does what is left of a forward."""
     (M, N), block = z.shape, (1 if z.shape[0] <= 16 else 4, 256)
     return Launch(
@@ -306,7 +295,7 @@ def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any], c
         grid=(triton.cdiv(M, block[0]), triton.cdiv(N, block[1])),
         arguments={"parts_ptr": parts, "M": M, "N": N, "PARTS": parts.shape[0]}
         | {"BLOCK_M": block[0], "BLOCK_N": block[1], "WIDE": tile_needs_int64((z.stride(), block))}
-        | {"EARLY": starts_early(capability)}
+        | {"EARLY": starts_early(capability_of(z.device))}
         | gating,
         num_warps=4,
         num_stages=1,
@@ -314,26 +303,22 @@ def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any], c
 
 
 def recompute_launch(
-    dz: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, d_gate: torch.Tensor,
-    d_up: torch.Tensor, capability: Capability | None = None, biases: Biases = NO_BIASES, formula: Formula = PLAIN,
+    dz: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, gradients: Pair,
+    biases: Biases = NO_BIASES, formula: Formula = PLAIN,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that makes d_gate and d_up [M, N] (contiguous, written) from dz, x, weights and biases."""
-    at = here.problem_of(x, (x.shape[0], x.shape[1], w_gate.shape[0]), capability)
-    tuned = lookup("recompute", x, at.tokens, at.hidden, at.intermediate)
-    tile = here.choose("recompute", at, tuned, None, vectorises(x, w_gate, w_up, dz, d_gate)).tile
-    return Launch(
-        kernel=_recompute_kernel,
-        grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),
-        arguments={
-            "x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "dz_ptr": dz, "d_gate_ptr": d_gate, "d_up_ptr": d_up,
-            "dz_m": dz.stride(0), "dz_n": dz.stride(1),
-        }
-        | product_arguments(x, w_gate, w_up, [dz, d_gate], tile)
-        | bias_arguments(biases)
-        | formula.arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+    """Describe the launch that makes the gradients of gate and up [M, N] (contiguous, written) from all the others."""
+    d_gate, d_up = gradients
+    tile = choice.recompute(dz, x, w_gate, w_up, d_gate).tile
+    return tiled_launch(
+        _recompute_kernel, tile, {"M": x.shape[0], "N": w_gate.shape[0], "K": x.shape[1]},
+        {"x": (x, "MK"), "w_gate": (w_gate, "NK"), "w_up": (w_up, "NK"), "dz": (dz, "MN")}, {"d_gate": (d_gate, "MN")},
+        {"d_up_ptr": d_up} | bias_arguments(biases) | formula.arguments(),
     )  # fmt: skip
+
+
+def any_of(biases: Biases) -> bool:
+    """Whether there is a bias."""
+    return biases[0] is not None or biases[1] is not None
 
 
 def bias_arguments(biases: Biases) -> dict[str, torch.Tensor | int | None]:
@@ -345,24 +330,37 @@ def bias_arguments(biases: Biases) -> dict[str, torch.Tensor | int | None]:
     }  # fmt: skip
 
 
-def product_arguments(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, epilogue: list[torch.Tensor], tile: Tile
-) -> dict[str, int | bool | str]:
-    """Sizes, strides and choices of `two_products`; `epilogue` are the [M, N] tensors read or written after it."""
-    (M, K), N = x.shape, w_gate.shape[0]
-    weight_blocks = (tile.columns, tile.depth)
-    return {
-        "M": M, "N": N, "K": K,
-        "x_m": x.stride(0), "x_k": x.stride(1),
-        "w_gate_n": w_gate.stride(0), "w_gate_k": w_gate.stride(1),
-        "w_up_n": w_up.stride(0), "w_up_k": w_up.stride(1),
-        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "GROUP": tile.group,
-        "EVEN_K": K % tile.depth == 0,
-        "WIDE": tile_needs_int64(
-            (x.stride(), (tile.rows, tile.depth)),
-            (w_gate.stride(), weight_blocks),
-            (w_up.stride(), weight_blocks),
-            *((tensor.stride(), (tile.rows, tile.columns)) for tensor in epilogue),
-        ),
-        "PRECISION": float32_dot_precision(),
-    }  # fmt: skip
+def tiled_launch(
+    kernel: object, tile: Tile, sizes: dict[str, int], strided: Matrices, contiguous: Matrices, others: dict[str, Any]
+) -> Launch:
+    """Describe the launch of a kernel that makes a tile of an output in each program.
+
+    Args:
+        kernel: its arguments are named after the axes: of an axis M the size M and BLOCK_M, of the last also EVEN_M,
+            and of a matrix x of axes M and K x_ptr and the strides x_m and x_k.
+        tile: rows, columns and depth are those of the three axes of `sizes`.
+        sizes: of the axes: rows and columns of the output, and what is summed over.
+        strided: matrices of any strides, with their axes.
+        contiguous: matrices whose strides the kernel knows; such as lie in memory alike need to be named once.
+        others: its other arguments.
+    """
+    blocks = dict(zip(sizes, (tile.rows, tile.columns, tile.depth), strict=True))
+    rows, columns, depth = sizes
+    arguments: dict[str, Any] = {f"{name}_ptr": matrix for name, (matrix, _) in (strided | contiguous).items()}
+    for name, (matrix, axes) in strided.items():
+        arguments |= {f"{name}_{axis.lower()}": stride for axis, stride in zip(axes, matrix.stride(), strict=True)}
+    offsets = (
+        (matrix.stride(), tuple(blocks[axis] for axis in axes)) for matrix, axes in (strided | contiguous).values()
+    )
+    return Launch(
+        kernel=kernel,
+        grid=(triton.cdiv(sizes[rows], tile.rows) * triton.cdiv(sizes[columns], tile.columns),),
+        arguments=arguments
+        | sizes
+        | {f"BLOCK_{axis}": block for axis, block in blocks.items()}
+        | {"GROUP": tile.group, f"EVEN_{depth}": sizes[depth] % tile.depth == 0, "WIDE": tile_needs_int64(*offsets)}
+        | {"PRECISION": float32_dot_precision()}
+        | others,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )

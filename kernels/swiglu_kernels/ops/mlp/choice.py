@@ -7,8 +7,8 @@ import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_products
-from swiglu_kernels.ops.glu.choice import ping_pong, product_choice, product_tiles
-from swiglu_kernels.runtime.backend import INTERPRETING, Capability
+from swiglu_kernels.ops.glu.choice import ONLY_PLAIN, ping_pong, product_choice, product_tiles
+from swiglu_kernels.runtime.backend import INTERPRETING
 from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import cards, here
 from swiglu_kernels.tiles.candidates import (
@@ -27,7 +27,7 @@ from swiglu_kernels.tiles.tuning import lookup
 
 def hidden_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether an MLP's d_gate, d_up and h are, with plain SiLU, where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+    if at.capability is None or 0 in at.sizes:
         return False
     in_lines = rows_begin_at(LINE, at.hidden, at.intermediate)
     by_hand = by_hand_is_possible(at, "hidden gradient")
@@ -36,7 +36,7 @@ def hidden_grad_is_by_torch(at: TileProblem) -> bool:
 
 def down_weight_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether d_w_down is, where nothing was tuned."""
-    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+    if at.capability is None or 0 in at.sizes:
         return False
     if not by_hand_is_possible(at, "dW"):
         return True
@@ -70,25 +70,22 @@ KERNELS |= {
 
 def hidden_grad(
     d_out: torch.Tensor, w_down: torch.Tensor, stored: Sequence[torch.Tensor], formula: Formula = PLAIN,
-    capability: Capability | None = None, launch: bool = False,
+    launch: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose what makes d_gate, d_up and h.
 
     Args:
-        d_out: [tokens, hidden].
-        w_down: [hidden, intermediate].
+        d_out, w_down: [tokens, hidden] and [hidden, intermediate].
         stored: gate, up and what is written beside them, [tokens, intermediate].
         formula: the gate.
-        capability: of the GPU to choose for; None for that of d_out's device.
         launch: one launch is asked for, not a product by PyTorch with an elementwise launch behind it.
     """
-    sizes = d_out.shape[0], d_out.shape[1], w_down.shape[1]
-    at = here.problem_of(d_out, sizes, capability)
-    tuned = lookup("mlp-hidden-grad", d_out, *sizes)
-    aside: str | None = "the hand-scheduled kernels have plain SiLU only"
+    at = here.problem_of(d_out, (*d_out.shape, w_down.shape[1]))
+    tuned = lookup("mlp-hidden-grad", d_out, *at.sizes)
+    aside: str | None = ONLY_PLAIN
     if formula == PLAIN:
         aside = hopper_products.why_not("hidden gradient", [(d_out, w_down)], stored, at.capability)
-    if not (launch or INTERPRETING or 0 in sizes):
+    if not (launch or INTERPRETING or 0 in at.sizes):
         counts = tuned if formula == PLAIN or (tuned and tuned.schedule == "portable") else None
         if counts == BY_TORCH or (counts is None and (aside is not None or hidden_grad_is_by_torch(at))):
             return replace(BY_TORCH, why="tuned" if counts else aside or "")
@@ -96,27 +93,17 @@ def hidden_grad(
     return here.choose("mlp-hidden-grad", at, tuned, aside, aligned)
 
 
-def down_weight_grad(
-    d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor, capability: Capability | None = None
-) -> Choice:
+def down_weight_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor) -> Choice:
     """Choose the launch that makes d_w_down."""
-    sizes = d_out.shape[0], d_out.shape[1], h.shape[1]
-    at = here.problem_of(d_out, sizes, capability)
+    at = here.problem_of(d_out, (*d_out.shape, h.shape[1]))
     aside = hopper_products.why_not("dW", [(d_out, h)], [d_w_down], at.capability)
-    tuned = lookup("mlp-weight-grad", d_out, *sizes)
+    tuned = lookup("mlp-weight-grad", d_out, *at.sizes)
     return here.choose("mlp-weight-grad", at, tuned, aside, vectorises(d_out, h, d_w_down))
 
 
 def down_weight_grad_by_torch(d_out: torch.Tensor, intermediate: int) -> bool:
-    """Whether "auto" makes an MLP's d_w_down by torch, where the other two weight gradients are by Triton.
-
-    Args:
-        d_out: [tokens, hidden].
-        intermediate: columns of w_down.
-    """
-    sizes = d_out.shape[0], d_out.shape[1], intermediate
-    tuned = lookup("mlp-weight-grad", d_out, *sizes)
-    if tuned is not None:
+    """Whether "auto" makes an MLP's d_w_down by torch, where the other two weight gradients are by Triton."""
+    at = here.problem_of(d_out, (*d_out.shape, intermediate))
+    if (tuned := lookup("mlp-weight-grad", d_out, *at.sizes)) is not None:
         return tuned == BY_TORCH
-    hopper = here.hopper_multiprocessors(d_out.device, "dW")
-    return bool(hopper) and down_weight_grad_is_by_torch(here.problem_of(d_out, sizes))
+    return here.hopper_multiprocessors(d_out.device, "dW") > 0 and down_weight_grad_is_by_torch(at)

@@ -21,10 +21,10 @@ from swiglu_kernels.ops.gate.arithmetic import (
 )
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_products
+from swiglu_kernels.ops.glu.portable_forward import Pair, tiled_launch
 from swiglu_kernels.ops.mlp import choice
-from swiglu_kernels.runtime.backend import Capability, tl, triton
-from swiglu_kernels.runtime.launch import Launch, tile_needs_int64
-from swiglu_kernels.runtime.precision import float32_dot_precision
+from swiglu_kernels.runtime.backend import tl, triton
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles.candidates import Choice
 
 
@@ -159,9 +159,8 @@ def _down_weight_grad_kernel(
 
 
 def down_backward_launch(
-    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor,
-    d_up: torch.Tensor, h: torch.Tensor | None, capability: Capability | None = None, formula: Formula = PLAIN,
-    chosen: Choice | None = None,
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, formula: Formula = PLAIN, chosen: Choice | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that turns d_out into d_gate, d_up and h.
 
@@ -171,72 +170,34 @@ def down_backward_launch(
         preactivations: gate and up, [M, N] and contiguous, biases included.
         d_gate, d_up: [M, N], contiguous, written; they may be gate and up themselves.
         h: [M, N], contiguous, written; None: not wanted.
-        capability: of the GPU to choose the tile for; None for that of d_out's device.
         formula: the gate.
         chosen: what `choice.hidden_grad` returned, if it was asked.
     """
-    (M, H), N = d_out.shape, w_down.shape[1]
     gate, up = preactivations
     stored = [gate, up, d_gate, d_up, *([] if h is None else [h])]
-    chosen = chosen or choice.hidden_grad(d_out, w_down, stored, formula, capability, launch=True)
-    tile = chosen.tile
+    chosen = chosen or choice.hidden_grad(d_out, w_down, stored, formula, launch=True)
     if chosen.schedule != "portable":
-        return hopper_products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h, tile)
-    return Launch(
-        kernel=_down_backward_kernel,
-        grid=(triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns),),
-        arguments={
-            "d_out_ptr": d_out, "w_down_ptr": w_down, "gate_ptr": gate, "up_ptr": up,
-            "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": d_gate if h is None else h,
-            "M": M, "N": N, "H": H,
-            "d_out_m": d_out.stride(0), "d_out_h": d_out.stride(1),
-            "w_down_h": w_down.stride(0), "w_down_n": w_down.stride(1),
-            "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_H": tile.depth, "GROUP": tile.group,
-            "EVEN_H": H % tile.depth == 0,
-            "WIDE": tile_needs_int64(
-                (d_out.stride(), (tile.rows, tile.depth)), (w_down.stride(), (tile.depth, tile.columns)),
-                ((N, 1), (tile.rows, tile.columns)),
-            ),
-            "PRECISION": float32_dot_precision(),
-            "STORE_H": h is not None,
-        }
-        | formula.arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        return hopper_products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h, chosen.tile)
+    return tiled_launch(
+        _down_backward_kernel, chosen.tile, {"M": d_out.shape[0], "N": w_down.shape[1], "H": d_out.shape[1]},
+        {"d_out": (d_out, "MH"), "w_down": (w_down, "HN")}, {"gate": (gate, "MN")},
+        {"up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": d_gate if h is None else h}
+        | {"STORE_H": h is not None} | formula.arguments(),
     )  # fmt: skip
 
 
-def down_weight_grad_launch(
-    d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor, capability: Capability | None = None
-) -> Launch:
+def down_weight_grad_launch(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor) -> Launch:
     """Describe the launch that writes d_w_down.
 
     Args:
         d_out: [M, H], any strides.
         h: [M, N], contiguous.
         d_w_down: [H, N], any strides, written.
-        capability: of the GPU to choose the tile for; None for that of d_out's device.
     """
-    (M, H), N = d_out.shape, h.shape[1]
-    chosen = choice.down_weight_grad(d_out, h, d_w_down, capability)
-    tile = chosen.tile
+    chosen = choice.down_weight_grad(d_out, h, d_w_down)
     if chosen.schedule != "portable":
-        return hopper_products.transposed_launch([(d_out, h)], [d_w_down], tile)
-    return Launch(
-        kernel=_down_weight_grad_kernel,
-        grid=(triton.cdiv(H, tile.rows) * triton.cdiv(N, tile.columns),),
-        arguments={
-            "d_out_ptr": d_out, "h_ptr": h, "d_w_ptr": d_w_down, "M": M, "N": N, "H": H,
-            "d_out_m": d_out.stride(0), "d_out_h": d_out.stride(1),
-            "d_w_h": d_w_down.stride(0), "d_w_n": d_w_down.stride(1),
-            "BLOCK_H": tile.rows, "BLOCK_N": tile.columns, "BLOCK_M": tile.depth, "GROUP": tile.group,
-            "EVEN_M": M % tile.depth == 0,
-            "WIDE": tile_needs_int64(
-                (d_out.stride(), (tile.depth, tile.rows)), ((N, 1), (tile.depth, tile.columns)),
-                (d_w_down.stride(), (tile.rows, tile.columns)),
-            ),
-            "PRECISION": float32_dot_precision(),
-        },
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        return hopper_products.transposed_launch([(d_out, h)], [d_w_down], chosen.tile)
+    return tiled_launch(
+        _down_weight_grad_kernel, chosen.tile, {"H": d_out.shape[1], "N": h.shape[1], "M": d_out.shape[0]},
+        {"d_out": (d_out, "MH"), "d_w": (d_w_down, "HN")}, {"h": (h, "MN")}, {},
     )  # fmt: skip

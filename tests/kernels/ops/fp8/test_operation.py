@@ -1,32 +1,17 @@
 import functools
 from typing import Any
 
+import blocks
 import pytest
 import torch
-from accuracy import (
-    DEVICE,
-    FP8_LOST,
-    assert_equal,
-    check_against_reference,
-    poisoned_outputs,
-    random_tensor,
-    same_bits,
-)  # fmt: skip
+from accuracy import DEVICE, FP8_LOST, assert_equal, check_against_reference, poisoned_outputs, random_tensor, same_bits
 from clamped import GPT_OSS, keep_off_limit
 from torch.library import opcheck
 
-from swiglu_kernels import (
-    FusedSwiGLU,
-    FusedSwiGLUMLP,
-    FusedSwiGLUPackedMLP,
-    patch_model,
-    reference,
-    swiglu_glu_fp8,
-    swiglu_mlp_fp8,
-)  # fmt: skip
+import swiglu_kernels
+from swiglu_kernels import patch_model, reference, swiglu_glu_fp8, swiglu_mlp_fp8
 from swiglu_kernels.ops.fp8 import choice, products
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.reference import RECIPES
 from swiglu_kernels.runtime.backend import backend_for
 
@@ -42,14 +27,7 @@ def problem(
     dtype: torch.dtype = BFLOAT16, layout: str = "contiguous", gradients: bool = False,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Draw operands by `NAMES`; more columns than one block has, and a last block that is smaller."""
-    wide = functools.partial(random_tensor, dtype=dtype, layout=layout)
-    drawn = [
-        wide(tokens, hidden),
-        wide(intermediate, hidden, scale=hidden**-0.5, seed=1),
-        wide(intermediate, hidden, scale=hidden**-0.5, seed=2),
-        wide(hidden_out, intermediate, scale=intermediate**-0.5, seed=3),
-        *(random_tensor(size, dtype=dtype, seed=4 + at) for at, size in enumerate((intermediate,) * 2 + (hidden_out,))),
-    ]
+    drawn = blocks.problem(tokens, hidden, intermediate, hidden_out, dtype, (layout,) * 4, biased=True)
     return [operand.requires_grad_(gradients) for operand in drawn]
 
 
@@ -242,14 +220,9 @@ def test_weights_that_were_quantised_before(recipe):
 
 
 def test_operator_conventions():
-    inputs = problem(3, gradients=True)
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    options = ("blockwise", "fp8", True, PLAIN.numbers)
-    opcheck(fp8._mlp._overload, (*inputs, None, None, None, None, *options), test_utils=checks)
     for recipe, weight in (("rowwise", False), ("blockwise", False), ("blockwise", True)):
-        opcheck(
-            fp8._quantise._overload, (inputs[1].detach(), recipe, weight), test_utils=("test_schema", "test_faketensor")
-        )
+        given = problem(3)[1], recipe, weight
+        opcheck(fp8._quantise._overload, given, test_utils=("test_schema", "test_faketensor"))
 
 
 BAD = [
@@ -272,9 +245,7 @@ def test_bad_input_names_the_argument(change, error, words):
 
 
 def test_what_fp8_is_not_for():
-    with pytest.raises(
-        TypeError, match=r"x: expected one of torch\.bfloat16, torch\.float16 for fp8, got torch\.float32"
-    ):
+    with pytest.raises(TypeError, match=r"x: expected one of torch.bfloat16, torch.float16 for fp8, got torch.float32"):
         swiglu_mlp_fp8(*problem(dtype=torch.float32), recipe="rowwise")
     with pytest.raises(ValueError, match="x: fp8 products need a multiple of 16 as hidden, got 20"):
         swiglu_mlp_fp8(*problem(hidden=20), recipe="rowwise")
@@ -282,35 +253,33 @@ def test_what_fp8_is_not_for():
         fp8.quantise(torch.zeros(3, 8, dtype=BFLOAT16, device=DEVICE), "rowwise")
 
 
-@by_recipe
-def test_modules(recipe):
-    precision = f"fp8-{recipe}"
-    x = random_tensor(2, 3, 80, dtype=BFLOAT16)
-    modules = {
-        swiglu_mlp_fp8: FusedSwiGLUMLP(80, 144, bias=True, dtype=BFLOAT16, device=DEVICE, precision=precision),
-        swiglu_glu_fp8: FusedSwiGLU(80, 144, bias=True, dtype=BFLOAT16, device=DEVICE, precision=precision),
-    }
-    for function, module in modules.items():
-        linears = list(module.children())
-        operands = [linear.weight for linear in linears] + [linear.bias for linear in linears]
-        out = module(x)
-        assert torch.equal(out, function(x, *operands, recipe=recipe))
-        out.sum().backward()
-        assert all(weight.grad is not None and weight.grad.dtype is BFLOAT16 for weight in module.parameters())
-        assert f"precision='{precision}'" in repr(module)
-    packed = FusedSwiGLUPackedMLP(80, 144, dtype=BFLOAT16, device=DEVICE, precision=precision)
-    gate, up = packed.gate_up_proj.weight.chunk(2)
-    assert torch.equal(packed(x), swiglu_mlp_fp8(x, gate, up, packed.down_proj.weight, recipe=recipe))
+MODULES = ["FusedSwiGLU", "FusedSwiGLUMLP", "FusedSwiGLUPackedMLP"]
 
 
 @by_recipe
-@pytest.mark.parametrize("kind", [FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP])
-def test_codes_are_kept_until_a_weight_changes(kind, recipe, monkeypatch):
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name, recipe):
+    x, options = random_tensor(2, 3, 80, dtype=BFLOAT16), {"dtype": BFLOAT16, "device": DEVICE}
+    module = getattr(swiglu_kernels, name)(80, 144, **options, precision=f"fp8-{recipe}")
+    weights = [part for linear in module.children() for part in linear.weight.split(144)]
+    out = module(x)
+    function = swiglu_glu_fp8 if name == "FusedSwiGLU" else swiglu_mlp_fp8
+    assert torch.equal(out, function(x, *weights, recipe=recipe))
+    out.sum().backward()
+    assert all(weight.grad is not None and weight.grad.dtype is BFLOAT16 for weight in module.parameters())
+    assert f"precision='fp8-{recipe}'" in repr(module)
+
+
+@by_recipe
+@pytest.mark.parametrize("name", MODULES)
+def test_codes_are_kept_until_a_weight_changes(name, recipe, monkeypatch):
     made: list[torch.Tensor] = []
     quantise = fp8.quantise
     monkeypatch.setattr(fp8, "quantise", lambda *given, **how: made.append(given[0]) or quantise(*given, **how))
-    module = kind(16, 32, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16).keep_codes()
-    x, count = random_tensor(3, 16, dtype=BFLOAT16), 2 if kind is FusedSwiGLU else 3
+    module = getattr(swiglu_kernels, name)(
+        16, 32, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16
+    ).keep_codes()
+    x, count = random_tensor(3, 16, dtype=BFLOAT16), 2 if name == "FusedSwiGLU" else 3
 
     def call() -> tuple[bool, int]:
         """Whether it computes what a module without codes does, and how many weights it quantised for that."""
@@ -337,11 +306,9 @@ def test_codes_are_kept_until_a_weight_changes(kind, recipe, monkeypatch):
 class LlamaMLP(torch.nn.Module):
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
-        drawn = {"bias": False, "dtype": BFLOAT16, "device": DEVICE}
-        self.gate_proj = torch.nn.Linear(hidden, intermediate, **drawn)
-        self.up_proj = torch.nn.Linear(hidden, intermediate, **drawn)
-        self.down_proj = torch.nn.Linear(intermediate, hidden, **drawn)
-        self.act_fn = torch.nn.SiLU()
+        linear = functools.partial(torch.nn.Linear, bias=False, dtype=BFLOAT16, device=DEVICE)
+        self.gate_proj, self.up_proj = linear(hidden, intermediate), linear(hidden, intermediate)
+        self.down_proj, self.act_fn = linear(intermediate, hidden), torch.nn.SiLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
-from swiglu_kernels.ops.gate.unsloth import BLOCK_SIZE, backward_launch, forward_launch, needs_long_indexing
+from swiglu_kernels.ops.gate.unsloth import BLOCK_SIZE, backward_launch, forward_launch
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
@@ -114,7 +114,6 @@ def test_operator_registration():
     [(1, False), (2**31 - 4 * BLOCK_SIZE, False), (2**31 - 4 * BLOCK_SIZE + 1, True), (2**31, True)],
 )
 def test_width_of_offsets_at_the_boundary(elements, long):
-    assert needs_long_indexing(elements) is long
     like = torch.empty(elements, dtype=torch.bfloat16, device="meta")
     assert forward_launch(like, like, like).arguments["LONG_INDEXING"] is long
     assert backward_launch(like, like, like).arguments["LONG_INDEXING"] is long

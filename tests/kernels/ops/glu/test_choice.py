@@ -44,40 +44,28 @@ def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: For
 
 
 @pytest.mark.parametrize(
-    ("tokens", "by_hand", "has_bias", "formula", "expected"),
+    ("shape", "by_hand", "given", "expected"),
     [
-        (128, False, False, PLAIN, False),
-        (129, False, False, PLAIN, True),
-        (129, True, False, PLAIN, False),
-        (129, True, True, PLAIN, True),
-        (129, True, False, CLAMPED, True),
+        ((128, 16, 16), False, {}, False),
+        ((129, 16, 16), False, {}, True),
+        ((129, 16, 16), True, {}, False),
+        ((129, 16, 16), True, {"has_bias": True}, True),
+        ((129, 16, 16), True, {"formula": CLAMPED}, True),
+        ((32, 4104, 11008), True, {}, False),  # rows of odd lengths
+        ((33, 4104, 11008), True, {}, True),
+        ((33, 4096, 11016), True, {}, False),
+        ((1, 4104, 11008), False, {}, True),
     ],
 )
-def test_many_tokens_without_a_kernel_by_hand(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, by_hand: bool, has_bias: bool, formula: Formula, expected: bool
+def test_the_forward(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], by_hand: bool, given: dict, expected: bool
 ) -> None:
-    monkeypatch.setattr(hopper_forward, "why_not", lambda *_: None if by_hand else "another GPU")
-    x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
-    assert by_torch(x, weight, has_bias, formula, stored=False) is expected
-
-
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "by_hand", "expected"),
-    [
-        (32, 4104, 11008, True, False),
-        (33, 4104, 11008, True, True),
-        (33, 4096, 11016, True, False),
-        (1, 4104, 11008, False, True),
-    ],
-)
-def test_rows_of_odd_lengths(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, by_hand: bool, expected: bool
-) -> None:
-    monkeypatch.setattr(hopper_forward, "why_not", lambda *_: None if by_hand else "another layout")
+    monkeypatch.setattr(hopper_forward, "why_not", lambda *_: None if by_hand else "another GPU or layout")
     monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
+    tokens, hidden, intermediate = shape
     x, weight = (torch.empty(rows, hidden, dtype=torch.bfloat16, device="meta") for rows in (tokens, intermediate))
-    assert by_torch(x, weight) is expected
+    assert by_torch(x, weight, **given) is expected
 
 
 @pytest.mark.parametrize(
@@ -149,15 +137,16 @@ def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
 @pytest.mark.parametrize(("formula", "biased"), [(PLAIN, False), (CLAMPED, True)])
-@pytest.mark.parametrize("save", ["preact", "input"])
-def test_it_yields_the_same(monkeypatch: pytest.MonkeyPatch, formula: Formula, biased: bool, save: str) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_it_yields_the_same(monkeypatch: pytest.MonkeyPatch, formula: Formula, biased: bool, stored: bool) -> None:
     monkeypatch.setattr(glu_choice, "PORTABLE_TOKENS", 4)
     x, w_gate, w_up = torch.randn(5, 24), torch.randn(40, 24), torch.randn(40, 24)
     biases = (torch.randn(40), torch.randn(40)) if biased else (None, None)
-    z, gate, up = glu.run_forward(x, w_gate, w_up, biases, formula, save)
+    z, gate, up = (torch.full((5, 40), torch.nan) for _ in range(3))
+    glu.write_forward(x, w_gate, w_up, z, (gate, up) if stored else None, biases, formula)
     numbers = {"alpha": formula.alpha, "limit": formula.limit, "up_offset": formula.up_offset}
     torch.testing.assert_close(z, reference.swiglu_glu(x, w_gate, w_up, *biases, **numbers))
-    if save == "preact":
+    if stored:
         torch.testing.assert_close(gate, torch.nn.functional.linear(x, w_gate, biases[0]))
         torch.testing.assert_close(up, torch.nn.functional.linear(x, w_up, biases[1]))
 
@@ -169,7 +158,9 @@ def _ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_ampere")
 @pytest.mark.parametrize(("tokens", "expected"), [(1, False), (16, False), (17, True), (4096, True)])
-def test_where_nothing_was_measured_torch_multiplies(tokens: int, expected: bool) -> None:
+def test_where_nothing_was_measured_torch_multiplies(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, expected: bool
+) -> None:
     x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
     assert by_torch(x, weight) is expected
     for hidden in (16, 24):  # what `tune` calls shipped is what runs
@@ -180,13 +171,8 @@ def test_where_nothing_was_measured_torch_multiplies(tokens: int, expected: bool
     assert glu_choice.resolve("auto", "auto", "auto", x, 16) == ("torch", "preact", "torch")
     assert hidden_grad_by_torch(x, weight.t(), PLAIN)
     assert here.why_unmeasured(CPU) == "this is compute capability 8.0, and only 9.0 was measured"
-
-
-@pytest.mark.usefixtures("_ampere")
-def test_what_is_tuned_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (glu_choice, mlp_choice):
+    for module in (glu_choice, mlp_choice):  # what is tuned there is used
         monkeypatch.setattr(module, "lookup", lambda *_: Choice("portable", TILE))
-    x, weight = torch.empty(200, 16), torch.empty(16, 16)
     assert not by_torch(x, weight, stored=False)
     assert not hidden_grad_by_torch(x, weight.t(), PLAIN)
 

@@ -95,13 +95,17 @@ def test_few_hundred_tokens_are_transposed(
 @pytest.mark.parametrize(("hidden", "shares"), [(64, 1), (72, 2), (136, 3), (4096, 8)])
 def test_every_share_has_some_depth(hidden: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_transposed, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(hopper_transposed, "descriptor", lambda *block: block)
+    monkeypatch.setattr(hopper_forward, "descriptor", lambda *block: block)
     x, w, z = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((131, hidden), (200, hidden), (131, 200)))
     launch = hopper_transposed.forward_launch(
         x, w, w, z, None, hopper_transposed.tile(192, hopper_transposed.MOST_SHARES)
     )
     assert launch.arguments["shares"] == shares
     assert launch.arguments["SHARED"] == (shares > 1)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return (torch.randn(shape, device="cuda") * shape[1] ** -0.5).bfloat16()
 
 
 class TestOnHopper:
@@ -118,19 +122,6 @@ class TestOnHopper:
         tile = replace(hopper_forward.TILE, columns=columns)
         check_against_fp64(hopper_forward.forward_launch, shape, store, dtype, tile)
 
-    @pytest.mark.parametrize(("tokens", "intermediate"), [(8192, 8192), (4100, 8200), (129, 8200)])
-    def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
-        """The ring goes round often; where tiles overlap, both write the same."""
-        x = torch.randn(tokens, 256, device="cuda").bfloat16()
-        w_gate, w_up = (torch.randn(intermediate, 256, device="cuda").bfloat16() / 16 for _ in range(2))
-        first = swiglu_glu(x, w_gate, w_up)
-        for _ in range(20):
-            assert torch.equal(swiglu_glu(x, w_gate, w_up), first)
-
-
-class TestTransposedOnHopper:
-    pytestmark = needs_hopper
-
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
     @pytest.mark.parametrize("shares", [1, 2, hopper_transposed.MOST_SHARES])
@@ -139,17 +130,23 @@ class TestTransposedOnHopper:
         "shape",
         [(129, 64, 72), (131, 136, 64), (160, 4096, 11008), (256, 2880, 2112), (333, 520, 1000), (777, 1032, 520)],
     )
-    def test_against_fp64(
+    def test_transposed_against_fp64(
         self, shape: tuple[int, int, int], rows: int, shares: int, store: bool, dtype: torch.dtype
     ) -> None:
         check_against_fp64(hopper_transposed.forward_launch, shape, store, dtype, hopper_transposed.tile(rows, shares))
 
-    @pytest.mark.parametrize(("tokens", "intermediate"), [(160, 11008), (333, 14336), (290, 8200)])
-    def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
-        x = torch.randn(tokens, 4096, device="cuda").bfloat16()
-        w_gate, w_up = (torch.randn(intermediate, 4096, device="cuda").bfloat16() / 64 for _ in range(2))
-        tile = hopper_transposed.tile_for(tokens, 4096, intermediate, 132, stores_preact=False)
-        assert tile is not None, "so that it runs"
+    @pytest.mark.parametrize(
+        ("tokens", "hidden", "intermediate", "transposed"),
+        [
+            (8192, 256, 8192, False), (4100, 256, 8200, False), (129, 256, 8200, False),
+            (160, 4096, 11008, True), (333, 4096, 14336, True), (290, 4096, 8200, True),
+        ],
+    )  # fmt: skip
+    def test_the_same_bits_each_time(self, tokens: int, hidden: int, intermediate: int, transposed: bool) -> None:
+        """The ring goes round often; where tiles overlap, both write the same."""
+        tile = hopper_transposed.tile_for(tokens, hidden, intermediate, 132, stores_preact=False)
+        assert tile is not None or not transposed, "so that it runs"
+        x, w_gate, w_up = random(tokens, hidden), random(intermediate, hidden), random(intermediate, hidden)
         first = swiglu_glu(x, w_gate, w_up)
         for _ in range(20):
             assert torch.equal(swiglu_glu(x, w_gate, w_up), first)

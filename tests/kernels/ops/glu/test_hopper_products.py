@@ -46,12 +46,9 @@ class TestWhoMayTakeThem:
         pairs = [(empty(16, 16), empty(16, 16)), (empty(16, 16), empty(16, 16).t())]
         assert "alike" in str(hopper_products.why_not("dW", pairs, [empty(16, 16)], (9, 0)))
 
-    def test_without_gluon_the_reason_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared, "GLUON_MISSING", "there is no Gluon")
-        assert self.why_not(empty(16, 16), empty(16, 16)) == "there is no Gluon"
-
     def test_launches_of_the_backward(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a GPU of 132 multiprocessors; kernels are named only where Gluon is."""
+        monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
         monkeypatch.setattr(hopper_products, "_product_kernel", "by hand", raising=False)
         monkeypatch.setattr(hopper_products, "descriptor", lambda matrix, *block: matrix)
 
@@ -60,21 +57,21 @@ class TestWhoMayTakeThem:
 
         def of_dx(tokens: int) -> object:
             gate, weight = meta(tokens, 256), meta(256, 4096)
-            return input_grad_launch(None, gate, gate, weight, weight, meta(tokens, 4096), (9, 0))
+            return input_grad_launch(None, gate, gate, weight, weight, meta(tokens, 4096))
 
         assert of_dx(256).kernel != "by hand"  # 64 tiles
         few, many, between = of_dx(512), of_dx(1024), of_dx(1536)
         assert (few.kernel, few.arguments["ROWS"], many.arguments["ROWS"]) == ("by hand", 128, 256)
         assert between.arguments["ROWS"] == 128  # 384 tiles in 3 waves of 132, or 192 of twice the size in 2
         gate, weight, dx = meta(1024, 256), meta(256, 4096), torch.empty(1024, 4096, device="meta")
-        added = input_grad_launch(None, gate, gate, weight, weight, dx, (9, 0), accumulate=True)
+        added = input_grad_launch(None, gate, gate, weight, weight, dx, accumulate=True)
         assert (added.kernel, added.arguments["ADD"], added.arguments["ROWS"]) == ("by hand", True, 128)
 
         gate, x, weight = meta(64, 256), meta(64, 128), meta(256, 128)
-        both = weight_grad_launch(None, gate, gate, x, weight, weight, (9, 0))
+        both = weight_grad_launch(None, gate, gate, x, weight, weight)
         assert (both.kernel, both.arguments["OUTPUTS"], both.arguments["TERMS"]) == ("by hand", 2, 1)
-        assert weight_grad_launch(gate, gate, gate, x, weight, weight, (9, 0)).kernel != "by hand"
-        assert down_weight_grad_launch(x, gate, meta(128, 256), (9, 0)).kernel == "by hand"
+        assert weight_grad_launch(gate, gate, gate, x, weight, weight).kernel != "by hand"
+        assert down_weight_grad_launch(x, gate, meta(128, 256)).kernel == "by hand"
 
         enough = -(-LEAST_GATE_ELEMENTS // (LEAST_GATE_TOKENS * 64)) * 64
         for tokens, columns, by_hand in (
@@ -83,7 +80,7 @@ class TestWhoMayTakeThem:
             (LEAST_GATE_TOKENS, enough, True),
         ):
             z = meta(tokens, columns)
-            launch = down_backward_launch(meta(tokens, 128), meta(128, columns), (z, z), z, z, None, (9, 0))
+            launch = down_backward_launch(meta(tokens, 128), meta(128, columns), (z, z), z, z, None)
             assert (launch.kernel == "by hand") is by_hand
 
 

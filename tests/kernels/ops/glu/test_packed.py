@@ -1,39 +1,25 @@
-import functools
-import itertools
-
 import pytest
 import torch
-from accuracy import DEVICE, DTYPES, LAYOUTS, check_against_reference, random_tensor
-from clamped import GPT_OSS, keep_off_limit
+from accuracy import DEVICE, DTYPES, LAYOUTS, random_tensor
+from blocks import WITH_AUTO, check, variant_name
+from clamped import GPT_OSS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.library import opcheck
 
-from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed
-from swiglu_kernels.ops.gate.formula import PLAIN
+from swiglu_kernels import backend_for, swiglu_glu, swiglu_glu_packed
 from swiglu_kernels.ops.glu import operation as glu
-from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.ops.glu.packed import LAYOUTS as PACKINGS
 from swiglu_kernels.ops.glu.portable_forward import forward_launch
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
 PACKING = pytest.mark.parametrize("packing", PACKINGS)
-VARIANTS = [
-    dict(zip(("weight_grad", "save", "input_grad"), values, strict=True))
-    for values in itertools.product(WEIGHT_GRADS, SAVES, INPUT_GRADS)
-]
-FORMULA = (PLAIN.numbers,)
 
 
 def problem(
-    tokens: int,
-    hidden: int,
-    intermediate: int,
-    packing: str,
-    dtype: torch.dtype = torch.float32,
+    tokens: int, hidden: int, intermediate: int, packing: str, dtype: torch.dtype = torch.float32,
     layouts: tuple[str, str] = ("contiguous", "contiguous"),
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor]:  # fmt: skip
     """Draw x, w_gate_up and bias_gate_up."""
     shape = (hidden, 2 * intermediate) if packing == "transposed" else (2 * intermediate, hidden)
     return [
@@ -41,22 +27,6 @@ def problem(
         random_tensor(*shape, dtype=dtype, layout=layouts[1], scale=max(hidden, 1) ** -0.5, seed=1),
         random_tensor(2 * intermediate, dtype=dtype, seed=2),
     ]
-
-
-def leaves(*arguments) -> list[torch.Tensor]:
-    return [tensor.requires_grad_() for tensor in problem(*arguments)]
-
-
-def check(inputs: list[torch.Tensor], packing: str, options: dict, gate: dict | None = None) -> None:
-    weight = inputs[1].T if packing == "transposed" else inputs[1]
-    keep_off_limit(gate or {}, inputs[0], [weight], inputs[2:])
-    check_against_reference(
-        "x w_gate_up bias_gate_up",
-        functools.partial(swiglu_glu_packed, layout=packing, **options, **(gate or {})),
-        functools.partial(reference.swiglu_glu_packed, layout=packing, **(gate or {})),
-        inputs,
-        wanted=[0] if options.get("weight_grad") == "none" else None,
-    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=25)
@@ -67,28 +37,29 @@ def check(inputs: list[torch.Tensor], packing: str, options: dict, gate: dict | 
     dtype=st.sampled_from(DTYPES),
     layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 2),
     packing=st.sampled_from(PACKINGS),
-    options=st.sampled_from(VARIANTS),
+    options=st.sampled_from(WITH_AUTO),
     biased=st.booleans(),
 )
 def test_output_and_gradients(tokens, hidden, intermediate, dtype, layouts, packing, options, biased):
     inputs = problem(tokens, hidden, intermediate, packing, dtype, layouts)
-    check(inputs if biased else inputs[:2], packing, options)
+    check("swiglu_glu_packed", inputs if biased else inputs[:2], options, layout=packing)
 
 
 @PACKING
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_packing_in_every_dtype(packing, dtype):
     for weight_grad, gate in (("triton", GPT_OSS), ("torch", {})):
-        check(problem(37, 70, 45, packing, dtype), packing, {"weight_grad": weight_grad}, gate)
+        inputs = problem(37, 70, 45, packing, dtype)
+        check("swiglu_glu_packed", inputs, {"weight_grad": weight_grad}, gate, layout=packing)
 
 
 @pytest.mark.gpu
 @PACKING
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", VARIANTS[::5], ids=lambda options: "-".join(options.values()))
+@pytest.mark.parametrize("options", WITH_AUTO[::5], ids=variant_name)
 @pytest.mark.parametrize("shape", [(1, 4096, 1408), (1000, 2880, 2880), (777, 509, 1031)])
 def test_every_packing_at_model_sizes(shape, packing, dtype, options):
-    check(problem(*shape, packing, dtype), packing, options)
+    check("swiglu_glu_packed", problem(*shape, packing, dtype), options, layout=packing)
 
 
 def test_the_layout_of_each_packing():
@@ -106,13 +77,7 @@ def test_the_layout_of_each_packing():
 
 def test_columns_that_alternate_as_gpt_oss_stores_them():
     x, stored, bias = problem(17, 33, 31, "transposed")  # [hidden, 2 * intermediate]
-    keep_off_limit(GPT_OSS, x, [stored.t()], [bias])
-    check_against_reference(
-        "x stored bias",
-        lambda x, stored, bias: swiglu_glu_packed(x, stored.t(), bias, layout="interleaved", **GPT_OSS),
-        lambda x, stored, bias: reference.swiglu_glu_packed(x, stored.t(), bias, layout="interleaved", **GPT_OSS),
-        [x, stored, bias],
-    )
+    check("swiglu_glu_packed", [x, stored.t(), bias], {}, GPT_OSS, layout="interleaved")
     stored.requires_grad_()
     (gradient,) = torch.autograd.grad(swiglu_glu_packed(x, stored.t(), layout="interleaved").sum(), stored)
     assert gradient.stride() == stored.stride(), "no copy is needed to add it to the parameter's"
@@ -120,7 +85,7 @@ def test_columns_that_alternate_as_gpt_oss_stores_them():
 
 @pytest.mark.parametrize(("packing", "weight_grad"), zip(PACKINGS, ("triton", "torch", "torch"), strict=True))
 def test_nothing_is_copied(packing, weight_grad, monkeypatch):
-    x, weight = leaves(5, 16, 16, packing)[:2]
+    x, weight = (tensor.requires_grad_() for tensor in problem(5, 16, 16, packing)[:2])
     seen = []
 
     def spy(*args):
@@ -134,15 +99,3 @@ def test_nothing_is_copied(packing, weight_grad, monkeypatch):
     (gradient,) = torch.autograd.grad(z.sum(), weight)
     assert gradient._base is None, "one tensor of the weight's shape, written directly"
     assert gradient.shape == weight.shape
-
-
-@PACKING
-def test_operator_registration(packing):
-    inputs = leaves(5, 9, 7, packing)
-    x, weight, bias = inputs
-    options = packing, "triton", "preact", "fused", *FORMULA
-    opcheck(torch.ops.swiglu_kernels.glu.default, (x, weight, None, bias, None, *options))
-    x, weight, bias = (tensor.detach() for tensor in inputs)
-    z = torch.ones(5, 7, device=DEVICE)
-    arguments = (z, x, weight, None, z, z, bias, None, True, True, packing, "torch", "preact", "torch", *FORMULA)
-    opcheck(torch.ops.swiglu_kernels.glu_backward.default, arguments)

@@ -241,15 +241,15 @@ def test_the_launches_of_this_package_hold_their_arguments_as_they_came(biased):
     w, w_down, bias = torch.empty(32, 16), torch.empty(16, 32), torch.empty(32)
     biases = (bias, bias) if biased else NO_BIASES
     for describe, *arguments in (
-        (forward_launch, x, w, w, z, None, None, biases, PLAIN),
-        (forward_launch, x, w, w, z, (z, z), None, biases, PLAIN),
-        (recompute_launch, z, x, w, w, z, z, None, biases, PLAIN),
+        (forward_launch, x, w, w, z, None, biases, PLAIN),
+        (forward_launch, x, w, w, z, (z, z), biases, PLAIN),
+        (recompute_launch, z, x, w, w, (z, z), biases, PLAIN),
         (input_grad_launch, z, z, z, w, w, x),
         (input_grad_launch, None, z, z, w, w, x),
         (weight_grad_launch, z, z, z, x, w, w),
         (weight_grad_launch, None, z, z, x, w, w),
-        (down_backward_launch, x, w_down, (z, z), z, z, z, None, PLAIN),
-        (down_backward_launch, x, w_down, (z, z), z, z, None, None, PLAIN),
+        (down_backward_launch, x, w_down, (z, z), z, z, z, PLAIN),
+        (down_backward_launch, x, w_down, (z, z), z, z, None, PLAIN),
         (down_weight_grad_launch, x, z, w_down),
     ):
         tensors: list[torch.Tensor] = []

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiglu_kernels import reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.ops.experts import operation as experts
+from swiglu_kernels.ops.glu import block
 from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.mlp import operation as mlp
 from swiglu_kernels.runtime import backend
@@ -74,7 +75,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """What CPU tensors are launched on, as if they lay on a GPU."""
     made = Kernel()
 
-    def describe(x, w_gate, w_up, z, preactivations, capability, biases, formula, chosen) -> Launch:
+    def describe(x, w_gate, w_up, z, preactivations, biases, formula, chosen) -> Launch:
         assert preactivations is None
         M, (N, K) = x.shape[0], w_gate.shape
         arguments = (x, w_gate, w_up, z, *biases, M, N, K, formula.up_offset)
@@ -82,8 +83,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
     monkeypatch.setattr(glu, "forward_launch", describe)
     monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: PORTABLE)
-    for module in (glu, mlp):
-        monkeypatch.setattr(module, "backend_for", lambda _: "triton")
+    monkeypatch.setattr(block, "backend_for", lambda _: "triton")
     monkeypatch.setattr(door, "_shut", False)
     monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
     plan.forget()
