@@ -34,7 +34,6 @@ from swiglu_bench.tasks.selftest.specimen import (
     Forward,
     Gradients,
     Specimen,
-    by_number,
     gate_gradients,
     glu,
     right_at_first,
@@ -295,14 +294,10 @@ def _right_below_int32(fill: Callable[[Tensor, Tensor], object]) -> Build:
 
 SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "one-thread": ("sets torch to one thread more", _one_thread_more),
-    "anomaly-mode": ("turns autograd's anomaly mode on", lambda: torch.autograd.set_detect_anomaly(True)),
-    "default-dtype": ("changes the default dtype", lambda: torch.set_default_dtype(torch.float64)),
     "profile-hook": ("sets a profile hook", lambda: sys.setprofile(lambda *given: None)),
     "function-mode": ("enters a function mode of torch", lambda: _Mode().__enter__()),
-    "denormals-flushed": ("takes denormals for zero", lambda: torch.set_flush_denormal(True)),
     "hook-of-all-modules": ("hooks all modules of the process",
                             lambda: torch.nn.modules.module.register_module_forward_hook(lambda *given: None)),
-    "collects-always": ("has garbage collected at every allocation", lambda: gc.set_threshold(1, 1, 1)),
     "alarm-handler": ("replaces a signal handler", lambda: signal.signal(signal.SIGALRM, lambda *given: None)),
 }  # fmt: skip
 _forward = partial(Specimen, mode=Mode.FORWARD)
@@ -315,9 +310,6 @@ SPECIMENS = table(
     _forward("lazy", "a tensor that is computed when it is looked at", ("plain tensor",), _lazy),
     _forward("background-thread", "a thread fills the output after the call has returned",
              ("complete on return", *TRUTH), forward=lambda *given: _filled_later(right_forward(*given), 0.02)),
-    Specimen("thread-gradient", "a thread fills a weight gradient after the backward has returned",
-             ("complete on return", *TRUTH, "finite", "kept"),
-             gradients=lambda dx, dw_gate, dw_up: (dx, dw_gate, _filled_later(dw_up))),
     _forward("late-thread", "after some calls, a thread fills the output after the call has returned", ("timed loop",),
              forward=lambda *given: _filled_later(right_forward(*given)), right_calls=CHECKED_CALLS),
     Specimen("works-in-to-canonical", "leaves the weight gradients to Step.to_canonical", ("error",),
@@ -338,7 +330,7 @@ SPECIMENS = table(
     _forward("thief-by-gc", "finds the fp64 truth among all objects", TRUTH, forward=_stolen),
     *(_forward(name, fault, STATE, change=change) for name, (fault, change) in SETTINGS.items()),
     _forward("setting-in-the-loop", "changes the number of threads after some calls", (*STATE, *WALL),
-             by_number(lambda number: _more_threads_later if number == 30 else right_forward)),
+             forward=_more_threads_later, right_calls=CHECKED_CALLS),
     _forward("random-numbers", "draws from the global random number generator", ("random state",),
              forward=lambda x, *weights: right_forward(x, *weights) + 0 * torch.rand((), device=x.device)),
     _forward("burning-thread", "keeps a thread busy that does nothing", ("slows others",),

@@ -163,8 +163,6 @@ SPECIMENS = table(
     _forward("first-answer", "returns its first answer for ever", NEW_INPUTS, _remembering(lambda x: None)),
     Specimen("cached-by-address", "remembers its answers by the address of the input", NEW_INPUTS,
              _remembering(Tensor.data_ptr)),
-    _forward("cached-by-rounded-content", "remembers its answers by the rounded mean of the input", NEW_INPUTS,
-             _remembering(lambda x: round(x.float().mean().item()))),
     Specimen("right-once", "zeros after the first call", NEW_INPUTS,
              forward=lambda *given: right_forward(*given) * 0, right_calls=1),
     _forward("found-in-memory", "after some calls it returns memory as it finds it", LOOP,

@@ -15,15 +15,24 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import CATALOGUE, fp8, pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.tasks.contract import matrix
-from swiglu_bench.tasks.selftest import alarms
 from swiglu_bench.tasks.selftest import run as selftest
-from swiglu_bench.tasks.selftest.alarms import draw_case, run_alarms, slow, takes
-from swiglu_bench.tasks.selftest.run import CHECKS, SPECIMENS, TOO_BUSY, Catch, run_selftest, run_specimens
-from swiglu_bench.tasks.selftest.specimen import Specimen
+from swiglu_bench.tasks.selftest.run import (
+    CHECKS,
+    SPECIMENS,
+    TOO_BUSY,
+    Catch,
+    Trial,
+    draw_case,
+    run_alarms,
+    run_selftest,
+    run_specimens,
+    takes,
+)
+from swiglu_bench.tasks.selftest.specimen import Specimen, slow
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
-HARMLESS = Specimen("slow", "nothing", ("relative error",), slow.build, source=alarms.__name__)
+HARMLESS = Specimen("slow", "nothing", ("relative error",), slow.build, source=slow.source)
 CHOSEN = (
     "gate-up-swapped", "found-in-memory", "thief-by-gc", "stale-weights", "works-in-to-canonical",
     "setting-in-the-loop", "side-stream-later",
@@ -34,7 +43,7 @@ CHOSEN = (
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases that would be timed are left out: they take processes."""
-    monkeypatch.setattr(alarms, "timed_trials", lambda *given: ())
+    monkeypatch.setattr(selftest, "timed_trials", lambda *given: ())
 
 
 def test_every_check_has_a_specimen_and_every_specimen_a_known_check() -> None:
@@ -119,7 +128,7 @@ def test_what_was_found_before_an_interruption_is_shown(
 ) -> None:
     def interrupted(chosen: Any, device: Any, seed: int, count: int, tell: Any) -> Any:
         tell("case 4", 3)
-        yield alarms.Trial("eager", *draw_case(random.Random(0), "cpu"), "wrong")
+        yield Trial("eager", *draw_case(random.Random(0), "cpu"), "wrong")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(selftest, "run_alarms", interrupted)
