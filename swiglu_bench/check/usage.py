@@ -19,7 +19,7 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import Desk, Draw, Values, depths, leaf, make_problem, torch_dtype
+from swiglu_bench.check.inputs import Desk, Draw, Values, depths, every_other_column, leaf, make_problem, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
@@ -154,8 +154,8 @@ def batches(given: Arrangement) -> Results:
 
 def strided(given: Arrangement) -> Results:
     """Activations and an upstream gradient that are not contiguous."""
-    leaves = [leaf(_every_other_column(value)) for value in given.inputs[0]]
-    return given.layer.train(leaves, _every_other_column(given.upstream[0]))
+    leaves = [leaf(every_other_column(value)) for value in given.inputs[0]]
+    return given.layer.train(leaves, every_other_column(given.upstream[0]))
 
 
 def other_lengths(given: Arrangement) -> Results:
@@ -370,7 +370,3 @@ def _evened(value: Tensor, truth: Tensor, eager: Tensor) -> tuple[Tensor, Tensor
     sizes = torch.linalg.vector_norm(truth.flatten(1), dim=1).view(-1, *[1] * (truth.dim() - 1))
     sizes = torch.where(sizes == 0, 1.0, sizes)
     return value.double() / sizes, truth / sizes, eager.double() / sizes
-
-
-def _every_other_column(value: Tensor) -> Tensor:
-    return value.new_zeros(value.shape[0], 2 * value.shape[1])[:, ::2].copy_(value)

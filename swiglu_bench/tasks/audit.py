@@ -22,13 +22,13 @@ from swiglu_bench.options import AuditOptions, given
 from swiglu_bench.output import folder_of, logs
 from swiglu_bench.request import INTERRUPTED, command_line, say_on_stderr
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record
+from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, row_of
 from swiglu_bench.show.console import Bar
 from swiglu_bench.show.csv_file import Table
 from swiglu_bench.show.tables import contract_tables
 from swiglu_bench.tasks.contract import matrix
-from swiglu_bench.tasks.contract.matrix import AuditBench, Check
-from swiglu_bench.tasks.contract.subject import CheckOutcome, failed, not_run
+from swiglu_bench.tasks.contract.matrix import AuditBench
+from swiglu_bench.tasks.contract.subject import Check, CheckOutcome, failed, not_run
 from swiglu_bench.worker.child import ContenderFailed, Died
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.places import OneDevice, Work
@@ -64,7 +64,11 @@ def audit(court: Court, case: Asked, implementations: Sequence[Implementation]) 
                 except DeviceLost as error:  # only in this process
                     lost = f"the device was lost in {check.name!r} of {implementation.name} at {scope}"
                     outcome = failed(str(error))
-                yield matrix.cell(implementation, scope, check.name, outcome, device, case.dtype)
+                dtype = case.dtype or matrix.default_dtype(device)
+                yield row_of(
+                    "audit", {}, implementation=implementation.name, scope=scope.value, check=check.name,
+                    verdict=outcome.verdict, reason=outcome.reason, dtype=dtype.value, device=device.type,
+                )  # fmt: skip
         if not why:
             court.end_contender(implementation)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
@@ -15,61 +14,12 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import DeviceLost, answers
-from swiglu_bench.rows.record import Record, row_of
-from swiglu_bench.tasks.contract import differentiation, inputs, surroundings
-from swiglu_bench.tasks.contract.subject import CheckOutcome, Subject, not_run, unsupported
+from swiglu_bench.tasks.contract import inputs, surroundings
+from swiglu_bench.tasks.contract.subject import Check, CheckOutcome, Subject, not_run, unsupported
 from swiglu_bench.worker.reports import MOST_REASON, CheckReport
 from swiglu_bench.worker.settings import Settings
 
-
-@dataclass(frozen=True)
-class Check:
-    """A question and how it is asked."""
-
-    name: str
-    ask: Callable[[Subject], CheckOutcome]
-    scopes: tuple[Scope, ...] = tuple(Scope)
-    """Where it is asked."""
-    needs_backward: bool = False
-    """Whether it is about the backward, which an implementation may not have."""
-
-    @property
-    def about(self) -> str:
-        """One sentence on what is asked."""
-        return (self.ask.__doc__ or "").splitlines()[0]
-
-
-CHECKS = (
-    Check("float32", inputs.float32),
-    Check("float16", inputs.float16),
-    Check("bfloat16", inputs.bfloat16),
-    Check("odd sizes", inputs.odd_sizes),
-    Check("0 tokens", inputs.no_tokens),
-    Check("1 token", inputs.one_token),
-    Check("idle experts", inputs.idle_experts, (Scope.EXPERTS,)),
-    Check("crowded expert", inputs.crowded_expert, (Scope.EXPERTS,)),
-    Check("every expert", inputs.every_expert, (Scope.EXPERTS,)),
-    Check("non-contiguous", inputs.non_contiguous),
-    Check("outliers", inputs.outliers),
-    Check("zeros", inputs.zeros),
-    Check("NaN and Inf", inputs.nan_and_inf),
-    Check("very large", inputs.very_large),
-    Check("bias", inputs.bias),
-    Check("clamp", inputs.clamp),
-    Check("packed weights", inputs.packed),
-    Check("model use", differentiation.model_use, needs_backward=True),
-    Check("mutated inputs", differentiation.mutated_inputs),
-    Check("saved tensors", differentiation.saved_tensors, needs_backward=True),
-    Check("determinism", differentiation.determinism),
-    Check("second backward", differentiation.second_backward, needs_backward=True),
-    Check("double backward", differentiation.double_backward, needs_backward=True),
-    Check("checkpointing", differentiation.checkpointing, needs_backward=True),
-    Check("autocast", surroundings.autocast),
-    Check("compile fullgraph", surroundings.compile_fullgraph),
-    Check("opcheck", surroundings.opcheck),
-    Check("CUDA graph", surroundings.cuda_graph),
-    Check("> 2^31 elements", surroundings.beyond_int32),
-)
+CHECKS = (*inputs.CHECKS, *surroundings.CHECKS)
 
 
 class AuditBench:
@@ -83,7 +33,7 @@ class AuditBench:
     def audit(self, scope: Scope, dtype: Dtype | None, name: str) -> CheckReport:
         """How a check ends; raises DeviceLost where it broke the device."""
         (check,) = checks_of(scope, [name])
-        subject = Subject(self._implementation, scope, self._device, dtype or _default(self._device))
+        subject = Subject(self._implementation, scope, self._device, dtype or default_dtype(self._device))
         outcome = _ask(check, subject)
         if not answers(self._device):
             raise DeviceLost(f"it broke the device: {outcome.reason}")
@@ -118,28 +68,20 @@ def cannot_run(implementation: Implementation, device: torch.device) -> str | No
     return implementation.unavailable(device.type, interpreter, machine.capability(device))
 
 
-def cell(
-    implementation: Implementation,
-    scope: Scope,
-    check: str,
-    outcome: CheckOutcome,
-    device: torch.device,
-    dtype: Dtype | None,
-) -> Record:
-    """How a check ended, as a line of the matrix."""
-    return row_of(
-        "audit", {}, implementation=implementation.name, scope=scope.value, check=check, verdict=outcome.verdict,
-        reason=outcome.reason, dtype=(dtype or _default(device)).value, device=device.type,
-    )  # fmt: skip
-
-
-def _default(device: torch.device) -> Dtype:
+def default_dtype(device: torch.device) -> Dtype:
+    """The dtype of checks that have none of their own."""
     return Dtype.BFLOAT16 if device.type == "cuda" else Dtype.FLOAT32
 
 
 def _ask(check: Check, subject: Subject) -> CheckOutcome:
     if check.needs_backward and not subject.implementation.gradients(subject.scope):
         return unsupported("it has no backward")
+    if check.offer and subject.scope is Scope.ACTIVATION and check.offer != "limit":
+        return unsupported("there are no projections at this scope")
+    if check.offer == "packed" and subject.scope is Scope.EXPERTS:
+        return unsupported("each row packs the weights of experts as models do")
+    if check.offer and check.offer not in subject.implementation.offers:
+        return unsupported("it does not offer this")
     torch.compiler.reset()  # a function compiled for one check too many is refused
     try:
         return check.ask(subject)

@@ -6,12 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Scope, Shape
-from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.implementation import Implementation, Offer, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced
@@ -42,33 +44,19 @@ class CheckOutcome:
 PASSED = CheckOutcome(AuditVerdict.PASS)
 
 
-def failed(reason: str) -> CheckOutcome:
-    """The implementation ran and did not do what was asked."""
-    return CheckOutcome(AuditVerdict.FAIL, reason)
+failed = partial(CheckOutcome, AuditVerdict.FAIL)
+"""The implementation ran and did not do what was asked."""
+unsupported = partial(CheckOutcome, AuditVerdict.UNSUPPORTED)
+"""The implementation does not offer what was asked."""
+not_run = partial(CheckOutcome, AuditVerdict.NOT_RUN)
+"""The check cannot be made here."""
 
 
-def unsupported(reason: str) -> CheckOutcome:
-    """The implementation does not offer what was asked."""
-    return CheckOutcome(AuditVerdict.UNSUPPORTED, reason)
-
-
-def not_run(reason: str) -> CheckOutcome:
-    """The check cannot be made here."""
-    return CheckOutcome(AuditVerdict.NOT_RUN, reason)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Activations and an upstream gradient with other strides or values than those of a draw."""
+class Inputs(NamedTuple):
+    """Activations and an upstream gradient, which may have other strides or values than those of a draw."""
 
     activations: Sequence[Tensor]
     upstream: Tensor
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """These inputs with changed activations; of experts, with a changed x."""
-        first, *rest = (value.clone() for value in self.activations)
-        routing = [value for value in rest if not value.is_floating_point()]
-        return Inputs([change(first), *(rest if routing else map(change, rest))], self.upstream)
 
 
 @dataclass(frozen=True)
@@ -118,13 +106,38 @@ class Subject:
         court.judge.begin_case(case, drawn.weights, extras)
         return Admitting(court, case, drawn, extras=extras), court.contender(self.implementation)
 
-    def values(
-        self, case: Case | None = None, *, extras: Extras = PLAIN, values: Values = Values.NORMAL,
-        drawn: Drawn | None = None,
-    ) -> CheckOutcome:  # fmt: skip
-        """Whether it passes what a sweep asks of one problem before timing."""
-        admitting, contender = self.admitting(case, extras=extras, values=values, drawn=drawn)
+    def values(self, case: Case | None = None, **asked: Any) -> CheckOutcome:
+        """Whether it passes what a sweep asks of one problem before timing; `asked` as `admitting` has it."""
+        admitting, contender = self.admitting(case, **asked)
         return verdict(admitting.admit(contender).checks)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question and how it is asked."""
+
+    name: str
+    about: str
+    """One sentence on what is asked."""
+    ask: Callable[[Subject], CheckOutcome]
+    scopes: Sequence[Scope] = tuple(Scope)
+    """Where it is asked."""
+    needs_backward: bool = False
+    """Whether it is about the backward, which an implementation may not have."""
+    offer: Offer | None = None
+    """What an implementation has to offer to be asked."""
+
+
+class Checks(list[Check]):
+    """The checks of one module, in order."""
+
+    def add(self, name: str, **fields: Any) -> Callable[[Callable[[Subject], CheckOutcome]], None]:
+        """Decorate the function that asks, whose docstring says what; `fields` are those of Check."""
+
+        def note(ask: Callable[[Subject], CheckOutcome]) -> None:
+            self.append(Check(name, (ask.__doc__ or "").splitlines()[0], ask, **fields))
+
+        return note
 
 
 def inputs_of(problem: Problem, draw: Draw) -> Inputs:
@@ -133,23 +146,18 @@ def inputs_of(problem: Problem, draw: Draw) -> Inputs:
     return Inputs(desk.activations(draw), desk.upstream(draw))
 
 
-def judge_on(problem: Problem, inputs: Inputs, produced: Produced) -> CheckOutcome:
-    """The verdict on results for given inputs."""
-    expected = Built(REFERENCE, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
-    return judge_beside(problem, inputs, produced, expected)
-
-
-def judge_beside(problem: Problem, inputs: Inputs, produced: Produced, expected: Produced) -> CheckOutcome:
-    """The verdict on results beside the results `expected` of eager, in its dtypes."""
-    truth = compute_truth(problem, inputs.activations, inputs.upstream)
-
-    def judge(name: str, value: Tensor | None) -> TensorCheck:
+def judge_on(problem: Problem, inputs: Inputs, produced: Produced, expected: Produced | None = None) -> CheckOutcome:
+    """The verdict on results for given inputs; `expected`: what eager yields, whose dtypes they must have."""
+    if expected is None:
+        expected = Built(REFERENCE, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
+    truth, checks = compute_truth(problem, inputs.activations, inputs.upstream), []
+    for name, value in produced.items():
         eager = expected[name]
         fault = form_fault(value, truth[name].shape, eager.dtype, problem.device)
         arithmetic = tolerance.arithmetic_of(problem.case, eager.dtype)
-        return tolerance.check(name, value, truth[name], tolerance.tensor_error(eager, truth[name]), arithmetic, fault)
-
-    return verdict(judge(name, value) for name, value in produced.items())
+        error = tolerance.tensor_error(eager, truth[name])
+        checks.append(tolerance.check(name, value, truth[name], error, arithmetic, fault))
+    return verdict(checks)
 
 
 def verdict(checks: Iterable[TensorCheck]) -> CheckOutcome:
