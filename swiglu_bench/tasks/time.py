@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Mode
@@ -14,18 +13,15 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.nvml import Gpu, NoAnswer
 from swiglu_bench.machine.system import LoadWatch
-from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import noise_interval, percentile
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.tasks.beside import measure_beside, profile
 from swiglu_bench.tasks.case import TWINS, Able, CaseRun, Entry, blame, sentence
-from swiglu_bench.tasks.time_row import GpuWatch, note_comparison, note_gpu, note_time, note_work
+from swiglu_bench.tasks.time_row import GpuWatch, measure_beside, note_comparison, note_time, note_work, profile
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.batches import Batches, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, name_of
-from swiglu_bench.worker.settings import Tell
 from swiglu_bench.worker.turns import (
     RoundJudge,
     Turn,
@@ -109,11 +105,11 @@ class _TimedCase(CaseRun):
     def _time_together(self, members: Sequence[Entry], base: Entry | None) -> None:
         """Time some contenders, and without the one that makes others slow, should there be one."""
         twins = self._twins(base, max(1, self.seats - len(members))) if base else []
-        timer = CaseTimer(self.court, self.case, self._ceilings, *self._nvml())
-        timer.time(members, twins, self._tell_timing)
+        watch = GpuWatch(*self._nvml())
+        turns = self._fill_rows(members, twins, watch)
         for entry in members:
             self._check_again(entry)
-        culprit, certain = self._slows_others(base, members, timer.turns) if base else (None, False)
+        culprit, certain = self._slows_others(base, members, turns) if base else (None, False)
         sound = [entry for entry in members if entry.record.status is Status.OK and entry is not culprit]
         sound = [entry for entry in sound if self._ready(entry)]
         if culprit and base:
@@ -125,7 +121,7 @@ class _TimedCase(CaseRun):
                 culprit.record.end(Status.UNSETTLED, once)
             self._time_together(sound, base if base in sound else None)
             return
-        measure_beside(self.court, self.case, sound, timer.watch.gpu, self._tell_timing)
+        measure_beside(self.court, self.case, sound, watch.gpu, self._tell_timing)
         profile(self.court, self.case, sound, self._tell_timing)
 
     def _tell_timing(self, doing: str, share: float) -> None:
@@ -216,41 +212,31 @@ class _TimedCase(CaseRun):
                     kept.gpu_note = f"{reason}."
         return kept.gpu, kept.gpu_note
 
-
-class CaseTimer:
-    """Times the admitted contenders of one case and fills their rows."""
-
-    def __init__(self, court: Court, case: Case, ceilings: Ceilings, gpu: Gpu | None, gpu_note: str) -> None:
-        self._court, self._case, self._ceilings = court, case, ceilings
-        self._settings, self._machine = court.settings, court.machine
-        self.watch = GpuWatch(gpu, gpu_note)
-        self.turns: Sequence[Turn] = ()
-        """Every sample of the rounds in the order in which they were taken."""
-
-    def time(self, entries: Sequence[Entry], twins: Sequence[Contender], tell: Tell) -> None:
-        """Play the rounds and fill every entry's row; `twins` are further processes of the baseline."""
-        by_name = {entry.contender.name: entry for entry in entries}
-        baseline = self._settings.baseline_of(self._case) if twins else ""
+    def _fill_rows(self, entries: Sequence[Entry], twins: Sequence[Contender], watch: GpuWatch) -> Sequence[Turn]:
+        """Play the rounds and fill every entry's row: all samples in order; `twins` are more of the baseline."""
+        case, by_name = self.case, {entry.contender.name: entry for entry in entries}
+        baseline = self.baseline if twins else ""
         gradients = {name: entry.gradients for name, entry in by_name.items()}
         gradients |= {twin.name: gradients[baseline] for twin in twins}
-        limits = products_of(self._case, [(entry.gradients, bool(entry.record.precision)) for entry in entries])
+        limits = products_of(self.case, [(entry.gradients, bool(entry.record.precision)) for entry in entries])
         grouped = self._grouped_of(gradients.values())
 
         def names(name: str) -> Sequence[str]:
-            return self._case.mode.results(gradients[name])
+            return case.mode.results(gradients[name])
 
-        self.watch.look_round()
+        judge = RoundJudge(self.court, names)
+        watch.look_round()
         load = LoadWatch()
-        with self._court.held():
-            rounds, wrong = self._play(
-                [*(entry.contender for entry in entries), *twins], limits, grouped, names, baseline, tell
-            )
+        with self.court.held():
+            timed = [contender_of(each, judge, led=case.mode) for each in (*(e.contender for e in entries), *twins)]
+            rounds = self._play([*timed, *self._bare(limits, grouped)], judge, baseline, watch)
+            wrong = judge.judge_last()
             for name, entry in by_name.items():
                 self._close(entry, rounds.timings[name].failure or wrong.get(name))
             self._check_turns(entries, twins, rounds)
-            self._check_batches(entries, rounds, names, tell)
-            burnt = self._court.burners()
-        self.watch.look_round()
+            self._check_batches(entries, rounds, names)
+            burnt = self.court.burners()
+        watch.look_round()
         found = load.load()
         for name, share in burnt.items():
             if name in by_name and share > MOST_BURNT and by_name[name].record.status is Status.OK:
@@ -264,79 +250,71 @@ class CaseTimer:
             record = entry.record
             if baseline:
                 record.baseline = baseline
-                record.comparable = self._case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
+                record.comparable = self.case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
             if record.status is Status.OK:
-                note_time(record, rounds, self._settings, "cpu" if self._machine.device_type == "cpu" else "")
+                note_time(record, rounds, self.court.settings, self.court.machine)
                 note_comparison(record, rounds, noise, aliases)
-                note_gpu(record, self.watch)
+                watch.note(record)
                 if found:
                     record.cpus, record.other_cpus, record.steal = found.cpus, found.others, found.steal
-                products = tuple(costs.products(self._case, entry.gradients)), bool(record.precision)
+                products = tuple(costs.products(self.case, entry.gradients)), bool(record.precision)
                 timing = rounds.timings.get(limits.get(products, ""))
                 products_ms = timing.ms if timing else []
-                note_work(record, self._case, entry.gradients, self._ceilings, products_ms, self._machine)
+                note_work(record, self.case, entry.gradients, self._ceilings, products_ms, self.court.machine)
                 timing = rounds.timings.get(grouped.get(entry.gradients, ""))
                 in_its_dtype = timing and timing.ms and not record.precision
                 record.grouped_ms = percentile(timing.ms, 50) if timing and in_its_dtype else None
+        return judge.turns
 
-    def _play(
-        self, contenders: Sequence[Contender], limits: Mapping[Bare, str],
-        grouped: Mapping[tuple[str, ...], str], names: Callable[[str], Sequence[str]], baseline: str, tell: Tell,
-    ) -> tuple[Rounds, dict[str, Exception]]:  # fmt: skip
-        """The rounds, and what is wrong with the last results."""
-        judge, rule = RoundJudge(self._court, names), self._settings.rule
-        timed = [contender_of(contender, judge, led=self._case.mode) for contender in contenders]
-        timed += [TimedCall(name, partial(self._take_products, *p)) for p, name in limits.items()]
-        timed += [TimedCall(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
+    def _bare(self, limits: Mapping[Bare, str], grouped: Mapping[tuple[str, ...], str]) -> Iterator[TimedCall]:
+        """The judge's own calls: the products that contenders need, by themselves."""
+        judge = self.court.judge
+        for bare, name in limits.items():
+            yield TimedCall(name, lambda number, lead_us, bare=bare: judge.sample_products(*bare, lead_us))
+        for names, name in grouped.items():
+            yield TimedCall(name, lambda number, lead_us, names=names: judge.sample_grouped(names, lead_us))
+
+    def _play(self, timed: Sequence[TimedCall], judge: RoundJudge, baseline: str, watch: GpuWatch) -> Rounds:
+        rule = self.court.settings.rule
 
         def on_round(number: int) -> dict[str, Exception]:
             if number >= 0:
-                self.watch.on_round()
-                tell(f"timing, round {number + 1}", 0.9 * min(1.0, number / rule.min_rounds))
+                watch.on_round()
+                self._tell_timing(f"timing, round {number + 1}", 0.9 * min(1.0, number / rule.min_rounds))
             return judge.judge()
 
-        rounds = run_rounds(timed, rule, baseline=baseline or None, seed=self._case.seed, on_round=on_round)
-        self.turns = judge.turns
-        return rounds, judge.judge_last()
+        return run_rounds(timed, rule, baseline=baseline or None, seed=self.case.seed, on_round=on_round)
 
     def _check_turns(self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds) -> None:
         """Hold what their turns took against those of the baseline's processes."""
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
-        base = sound.get(self._settings.baseline_of(self._case)) if twins else None
+        base = sound.get(self.baseline) if twins else None
         if base:
             equals = [base.contender, *(twin for twin in twins if not rounds.timings[twin.name].failure)]
             others = [entry.contender for entry in sound.values() if entry is not base]
-            turns = Turns(self._court, self._case.mode, equals, others)
+            turns = Turns(self.court, self.case.mode, equals, others)
             for name, failure in turns.disagreements(rounds).items():
                 self._close(sound[name], failure)
 
-    def _check_batches(
-        self, entries: Sequence[Entry], rounds: Rounds, names: Callable[[str], Sequence[str]], tell: Tell
-    ) -> None:
+    def _check_batches(self, entries: Sequence[Entry], rounds: Rounds, names: Callable[[str], Sequence[str]]) -> None:
         """Hold the samples against the parent's clock."""
-        tell("timing batches", 0.88)
+        self._tell_timing("timing batches", 0.88)
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
         claimed_ms = {name: _claimed_ms(rounds, name) for name in sound}
-        batches = Batches(self._court, self._case, {name: entry.contender for name, entry in sound.items()}, names)
+        batches = Batches(self.court, self.case, {name: entry.contender for name, entry in sound.items()}, names)
         host_bound = (
-            [name for name in sound if _host_bound(rounds, name)] if self._settings.device.type == "cuda" else []
+            [name for name in sound if _host_bound(rounds, name)] if self.court.settings.device.type == "cuda" else []
         )
-        baseline = self._settings.baseline_of(self._case)
+        baseline = self.baseline
         for name, failure in batches.disagreements(claimed_ms, baseline, host_bound).items():
             self._close(sound[name], failure)
 
     def _grouped_of(self, gradients: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
         """Names under which the bare products of experts are timed, for each set of gradients that torch can do."""
-        if not self._case.shape.experts:
+        if not self.case.shape.experts:
             return {}
-        wanted = [names for names in dict.fromkeys(gradients) if not self._court.judge.lay_out_grouped(names)]
+        wanted = [names for names in dict.fromkeys(gradients) if not self.court.judge.lay_out_grouped(names)]
         return {names: f"grouped products {number}" for number, names in enumerate(wanted)}
-
-    def _take_grouped(self, gradients: tuple[str, ...], number: int, lead_us: float) -> Sample:
-        return self._court.judge.sample_grouped(gradients, lead_us)
-
-    def _take_products(self, products: tuple[Product, ...], in_fp8: bool, number: int, lead_us: float) -> Sample:
-        return self._court.judge.sample_products(products, in_fp8, lead_us)
 
     def _close(self, entry: Entry, failure: BaseException | None) -> None:
         """End the row of a contender that failed in the rounds."""
@@ -348,7 +326,7 @@ class CaseTimer:
         elif isinstance(failure, Unsettled):
             record.end(Status.UNSETTLED, f"{failure}.")
         elif failure:
-            log = self._court.log_of(entry.contender)
+            log = self.court.log_of(entry.contender)
             record.end(Status.ERROR, f"While it was timed, {sentence(failure)}{log}")
 
 

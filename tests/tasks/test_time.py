@@ -19,7 +19,7 @@ from swiglu_bench.machine.nvml import NoAnswer
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.tasks import time
-from swiglu_bench.tasks.time_row import GpuWatch, note_gpu
+from swiglu_bench.tasks.time_row import GpuWatch
 from swiglu_bench.worker import court
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.batches import Batches
@@ -177,7 +177,7 @@ def watched(states: list[GpuState], others: list[int] | NoAnswer) -> Record:
         watch.on_round()
     watch.look_round()
     record = a_record(time_ms=2.0)
-    note_gpu(record, watch)
+    watch.note(record)
     return record
 
 

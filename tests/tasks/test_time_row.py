@@ -26,9 +26,9 @@ from swiglu_bench.measure.clock import CpuClock
 from swiglu_bench.measure.resources import Graph
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.tasks import beside
-from swiglu_bench.tasks.beside import measure_beside
+from swiglu_bench.tasks import time_row
 from swiglu_bench.tasks.case import Entry
+from swiglu_bench.tasks.time_row import measure_beside
 from swiglu_bench.worker import workbench
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
@@ -171,7 +171,7 @@ def profiled(settings: Settings, mode: Mode = Mode.STEP) -> Entry:
     entry = Entry(
         contender, a_bare_record(implementation="eager", mode=mode.value), pytorch.eager.gradients(case.scope)
     )
-    beside.profile(place, case, [entry], lambda doing, share: None)
+    time_row.profile(place, case, [entry], lambda doing, share: None)
     return entry
 
 
@@ -181,10 +181,10 @@ def test_a_trace_has_the_calls_and_what_is_in_them(tmp_path: Path, mode: Mode) -
     assert record.profile_note == ""
     events = json.loads((tmp_path / record.trace).read_text(encoding="utf-8"))["traceEvents"]
     calls = [event for event in events if event.get("name") == f"swiglu {mode}" and event.get("ph") == "X"]
-    assert len(calls) == beside.TRACED_CALLS
+    assert len(calls) == time_row.TRACED_CALLS
     products = [event for event in events if event.get("name") in {"aten::mm", "aten::addmm"}]
     inside = [one for one in products if any(0 <= one["ts"] - call["ts"] <= call["dur"] for call in calls)]
-    assert len(inside) >= beside.TRACED_CALLS
+    assert len(inside) >= time_row.TRACED_CALLS
     assert all(event["dur"] >= 0 for event in calls)
 
 

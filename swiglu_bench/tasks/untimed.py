@@ -1,4 +1,6 @@
-"""The task `verify`: results against fp64, several contenders at a time; or calls under compute-sanitizer instead."""
+"""The tasks that time nothing: `verify` holds results against fp64, several contenders at a time; `sanitize` makes
+calls under compute-sanitizer; `memory` measures what is kept and needed, beside the bytes that arithmetic predicts.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
+from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.tasks.case import Able, CaseRun
+from swiglu_bench.tasks.case import TWINS, Able, CaseRun
 from swiglu_bench.worker import one_call, policy
 from swiglu_bench.worker.admission import failure
+from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, log_name, name_of
+from swiglu_bench.worker.reports import MemoryReport
 
 
 def verify(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:
@@ -64,3 +69,22 @@ def sanitize(court: Court, case: Case, implementations: Sequence[Implementation]
             continue
         record.tensor_checks = (dataclasses.replace(failure("sanitizer", wrong), tensor=tool, ok=not wrong),)
         yield record.end(Status.INCORRECT, f"{tool}: {wrong}.") if wrong else record
+
+
+def memory(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:
+    """Each implementation checked, and the memory that it uses measured."""
+    return _MemoryCase(court, case).rows(implementations)
+
+
+class _MemoryCase(CaseRun):
+    def measure(self, able: Sequence[Able]) -> Iterator[Record]:
+        for known, _ in self.admitted(able, together=len(able) + len(TWINS) <= self.seats):
+            yield known.record
+
+    def once_admitted(self, record: Record, contender: Contender) -> None:
+        use = contender.ask(MemoryReport, "memory", self.drawn.draws[0])
+        record.saved_bytes, record.peak_bytes, record.workspace_bytes = use.saved_bytes, use.peak_bytes, use.kept_bytes
+        footprint = contender.implementation.footprints.get(self.case.scope)
+        if footprint:
+            record.predicted_saved_bytes, record.predicted_peak_bytes = costs.predicted_memory(self.case, footprint)
+            record.predicted_workspace_bytes = 0
