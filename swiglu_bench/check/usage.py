@@ -18,7 +18,7 @@ from swiglu_bench.cases.cases import WEIGHTS, Case, Mode, Precision
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Built
+from swiglu_bench.check.built import Built, take_apart
 from swiglu_bench.check.inputs import Desk, Draw, Values, depths, every_other_column, leaf, make_problem, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault
@@ -61,7 +61,7 @@ class UsedLayer:
     def gradients(self) -> Results:
         """Copies of what has gathered in the weights, by their names."""
         own = {name: value.grad for name, value in self.built.parameters.items() if value.grad is not None}
-        return {f"d {name}": value.clone() for name, value in self.built.layout.take_apart(own).items()}
+        return {f"d {name}": value.clone() for name, value in take_apart(self.built.views, own).items()}
 
     def train(self, activations: Sequence[Tensor], upstream: Tensor) -> Results:
         """A forward and a backward: the output, and gradients of the activations that require them."""

@@ -12,7 +12,7 @@ from swiglu_bench.cases.cases import Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.costs import predicted_memory
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.built import Built, Produced, find_views
+from swiglu_bench.check.built import Built, Produced, find_views, take_apart
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.contenders import fused, liger, pytorch
@@ -224,10 +224,10 @@ def test_gradients_are_taken_apart_as_to_canonical_would(apart: Apart) -> None:
     views = find_views(parameters(), counted)
     gradients = parameters()
     expected = apart(gradients)
-    found = views.take_apart(gradients)
+    found = take_apart(views, gradients)
     assert found.keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
-    for view in views.views.values():
+    for view in views.values():
         view.of(gradients[view.parameter]).fill_(1.0)
     assert all(value.eq(1).all() for value in apart(gradients).values()), "weights are written by them, too"
     assert len(calls) == 1
@@ -237,14 +237,14 @@ def test_gradients_in_other_strides_or_amid_other_memory_come_out_right() -> Non
     views, gradients = find_views(parameters(), packed), parameters()
     odd = {name: torch.randn(9, *value.T.shape)[4].copy_(value.T).T for name, value in gradients.items()}
     assert not odd["w_gate_up"].is_contiguous()
-    assert all(torch.equal(value, packed(gradients)[name]) for name, value in views.take_apart(odd).items())
+    assert all(torch.equal(value, packed(gradients)[name]) for name, value in take_apart(views, odd).items())
 
 
 def test_what_has_no_gradient_yields_none_and_what_is_no_plain_tensor_stands_for_all_of_it() -> None:
     views = find_views(parameters(), packed)
-    assert set(views.take_apart({"w_down": torch.ones(4, 3)})) == {"w_down"}
+    assert set(take_apart(views, {"w_down": torch.ones(4, 3)})) == {"w_down"}
     sparse = torch.ones(6, 4).to_sparse()
-    found = views.take_apart({"w_gate_up": sparse})
+    found = take_apart(views, {"w_gate_up": sparse})
     assert found["w_gate"] is found["w_up"] is sparse
 
 

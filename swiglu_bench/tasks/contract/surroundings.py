@@ -124,7 +124,7 @@ def _second_backward(subject: Subject) -> CheckOutcome:
     built = subject.built(problem)
     built.train(DRAW)  # what the first backward alone cannot do is no matter of the second
     try:
-        produced = built.train_twice(DRAW)
+        produced = built.run_on(*inputs_of(problem, DRAW), twice=True)
     except Exception as error:
         return unsupported(f"the second backward raises {one_line(error)}")
     outcome = judge_on(problem, inputs_of(problem, DRAW), produced)
