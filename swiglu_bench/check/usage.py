@@ -20,7 +20,7 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, take_apart
 from swiglu_bench.check.inputs import Desk, Draw, Values, depths, every_other_column, leaf, make_problem, torch_dtype
-from swiglu_bench.check.judge import Judge
+from swiglu_bench.check.judge import Judge, in_fp64
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 
@@ -266,22 +266,17 @@ def arrange(implementation: Implementation, case: Case, device: torch.device, se
     )
 
 
-def in_fp64(given: Arrangement) -> Arrangement:
+def exact(given: Arrangement) -> Arrangement:
     """The same arrangement with weights, inputs and upstream gradients in fp64."""
 
     def double(value: Tensor) -> Tensor:
         return value.detach().double() if value.is_floating_point() else value
 
-    def doubles(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: double(value) for name, value in values.items()}
-
     def layer(original: UsedLayer) -> UsedLayer:
-        problem = original.built.problem
-        exact = replace(problem, weights=doubles(problem.weights), biases=doubles(problem.biases))
-        return UsedLayer(original.built.implementation, exact)
+        return UsedLayer(original.built.implementation, in_fp64(original.built.problem))
 
     return Arrangement(
-        layer(given.layer), layer(given.tail), doubles(given.other_weights),
+        layer(given.layer), layer(given.tail), {name: double(value) for name, value in given.other_weights.items()},
         [list(map(double, values)) for values in given.inputs], list(map(double, given.tail_inputs)),
         list(map(double, given.upstream)),
     )  # fmt: skip
@@ -296,7 +291,7 @@ class UseJudge:
     ) -> None:  # fmt: skip
         """`wanted` names the scenarios, `gradients` those that the implementation yields."""
         given = arrange(judge.definition, case, device, seeds)
-        exact = in_fp64(given)
+        precise = exact(given)
         self._case, self._quantised = case, judge is not Judge
         self.truth: Results = {}
         self._eager: Results = {}
@@ -313,7 +308,7 @@ class UseJudge:
             self.truth |= {f"{values}: {name}": value for name, value in truth.items()}
             self._eager |= {f"{values}: {name}": eager[name] for name in truth}
         for scenario in (scenario for scenario in REQUIRED + TOLERATED if scenario.__name__ in wanted):
-            for store, results in ((self.truth, scenario(exact)), (self._eager, scenario(given))):
+            for store, results in ((self.truth, scenario(precise)), (self._eager, scenario(given))):
                 store.update({f"{scenario.__name__}: {name}": value for name, value in results.items()})
         frozen = set(WEIGHTS[case.scope]) - set(gradients)
         self.truth = {n: value for n, value in self.truth.items() if not frozen & set(n.split())}

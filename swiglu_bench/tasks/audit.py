@@ -27,8 +27,8 @@ from swiglu_bench.show.console import Bar
 from swiglu_bench.show.csv_file import Table
 from swiglu_bench.show.tables import contract_tables
 from swiglu_bench.tasks.contract import matrix
+from swiglu_bench.tasks.contract.inputs import Check, CheckOutcome, failed, not_run
 from swiglu_bench.tasks.contract.matrix import AuditBench
-from swiglu_bench.tasks.contract.subject import Check, CheckOutcome, failed, not_run
 from swiglu_bench.worker.child import ContenderFailed, Died
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.places import OneDevice, Work

@@ -11,8 +11,8 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import AuditVerdict
+from swiglu_bench.tasks.contract.inputs import PASSED, Subject
 from swiglu_bench.tasks.contract.matrix import checks_of
-from swiglu_bench.tasks.contract.subject import PASSED, Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS, SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import Specimen
 

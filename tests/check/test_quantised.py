@@ -13,7 +13,7 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import experts, fp8, fp8_experts, pytorch
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.contract.subject import Subject
+from swiglu_bench.tasks.contract.inputs import Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS, SPECIMENS
 from swiglu_bench.tasks.selftest.run import case_of as case_of_specimen
 

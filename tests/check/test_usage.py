@@ -17,7 +17,7 @@ from swiglu_bench.check.usage import REQUIRED, TOLERATED, VALUES, Seeds, arrange
 from swiglu_bench.check.usage import small_case as small
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.contract.subject import Subject
+from swiglu_bench.tasks.contract.inputs import Subject
 from swiglu_bench.tasks.selftest.run import SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
 

@@ -21,7 +21,7 @@ from swiglu_bench.check.results import Letterbox
 from swiglu_bench.check.tolerance import tensor_error
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
-from swiglu_bench.tasks.contract.subject import Subject
+from swiglu_bench.tasks.contract.inputs import Subject
 from swiglu_bench.tasks.selftest.run import SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu
 from swiglu_bench.worker import admission

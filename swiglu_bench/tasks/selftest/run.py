@@ -45,9 +45,8 @@ from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status, Tenso
 from swiglu_bench.show.console import Bar, Screen
 from swiglu_bench.show.table import new_table
 from swiglu_bench.tasks.audit import Asked, audit_here
-from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit
+from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of
 from swiglu_bench.tasks.contract.matrix import cannot_run, ignore_warnings_of_values
-from swiglu_bench.tasks.contract.subject import inputs_of
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
 from swiglu_bench.tasks.selftest.specimen import Specimen, slow
 from swiglu_bench.tasks.sweep import task_of

@@ -14,7 +14,8 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import fused, liger, pytorch
 from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.tasks.audit import Asked, audit_here
-from swiglu_bench.tasks.contract import matrix, surroundings
+from swiglu_bench.tasks.contract import matrix
+from swiglu_bench.tasks.contract.inputs import Subject
 from swiglu_bench.tasks.contract.matrix import CHECKS, checks_of
 from swiglu_bench.tasks.selftest.run import SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
@@ -233,7 +234,7 @@ def test_memory_that_does_not_suffice_is_not_a_failure(monkeypatch: pytest.Monke
 
 def test_rows_on_both_sides_of_every_boundary_are_judged() -> None:
     width = 8192
-    rows = surroundings.rows_to_judge(2 * 2**31 // width + 50, width)
+    rows = matrix.rows_to_judge(2 * 2**31 // width + 50, width)
     assert rows == sorted(set(rows))
     for edge in (0, 2**31 // width, 2 * 2**31 // width, 2 * 2**31 // width + 49):
         assert {row for row in range(edge - 4, edge + 5) if 0 <= row < 2 * 2**31 // width + 50} <= set(rows)
@@ -241,9 +242,9 @@ def test_rows_on_both_sides_of_every_boundary_are_judged() -> None:
 
 @pytest.mark.parametrize("scope", list(Scope))
 def test_some_rows_of_a_case_are_judged_as_the_case_of_those_rows(scope: Scope) -> None:
-    subject = matrix.Subject(pytorch.eager, scope, CPU, Dtype.BFLOAT16)
+    subject = Subject(pytorch.eager, scope, CPU, Dtype.BFLOAT16)
     case = small_case(scope=scope, tokens=60, dtype=Dtype.BFLOAT16)
-    assert surroundings._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is AuditVerdict.PASS
+    assert matrix._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is AuditVerdict.PASS
 
 
 @pytest.mark.parametrize("wraps", [True, False])
@@ -255,8 +256,8 @@ def test_rows_beyond_a_boundary_that_are_wrong_are_found(wraps: bool) -> None:
 
         return Step(forward)
 
-    subject = matrix.Subject(declared(build, Scope.ACTIVATION), Scope.ACTIVATION, CPU, Dtype.BFLOAT16)
+    subject = Subject(declared(build, Scope.ACTIVATION), Scope.ACTIVATION, CPU, Dtype.BFLOAT16)
     case = Case(Shape("s", 24, 40, "made up", (60,)), 60, Dtype.BFLOAT16, Scope.ACTIVATION, Mode.STEP)
-    found = surroundings._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
+    found = matrix._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
     assert found.verdict is AuditVerdict.FAIL
     assert "output: relative error" in found.reason
