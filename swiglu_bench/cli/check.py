@@ -227,6 +227,8 @@ DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad,experts-*"
 TUNE_LEGEND = (
     "tile: rows x columns x depth, warps, stages, row tiles of a group. ratio: best other / shipped, 95% interval."
 )
+    "tile: rows x columns x depth, warps, stages, row tiles of a group. ratio: best other / shipped, 95% CI."
+)
 VERDICT_STYLES = {"faster": "bold green", "slower": "dim", "tie": "dim"}
 
 
