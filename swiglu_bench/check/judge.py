@@ -301,7 +301,6 @@ def _of_experts(problem: Problem, activations: Sequence[Tensor], upstream: Tenso
 
 
 def _places(problem: Problem, backward: bool) -> dict[str, Tensor]:
-    """Zeros for the output and every gradient that is asked for."""
     found = sizes(problem.case)
     names = (*tensors(problem.case.scope), *problem.biases) if backward else ()
     wanted = {"output": found["upstream"]} | {name: found[name] for name in names}

@@ -82,7 +82,7 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
         chosen = [known for known in chosen if Precision.UNQUANTISED in known.precisions]
     if not options.in_process:
         start_forkserver("swiglu_bench.tasks.contract.matrix")
-    from swiglu_bench.tasks.audit import Asked, run_audit  # after Triton was told to interpret
+    from swiglu_bench.tasks.untimed import Asked, run_audit  # after Triton was told to interpret
 
     status, about, cells = run_audit(chosen, Asked(scopes, dtypes[0]), device, options, text.screen(form))
     if form == "json":
@@ -187,7 +187,6 @@ def _compiled(cases: list[Case], capabilities: list[tuple[int, int]]) -> Iterato
 
 
 def _compiled_report(what: tuple[Any, ...]) -> Resources | str:
-    """In a child process: what one kernel uses, or why it cannot be compiled."""
     from swiglu_kernels.standalone import compiled
 
     try:
@@ -204,7 +203,6 @@ def _say_nothing() -> None:
 
 
 def _tables(reports: Iterable[Resources]) -> Iterator[Table]:
-    """A table for each target, dtype and token count, without kinds of instructions that none of its kernels has."""
     for (capability, dtype, tokens), same in grouped(reports, attrgetter("capability", "dtype", "tokens")).items():
         counts = {
             name: [getattr(report, name) for report in same]
@@ -226,8 +224,6 @@ DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad,experts-*"
 """Those that swiglu_glu launches by default, and for mixtures of experts those of swiglu_experts."""
 TUNE_LEGEND = (
     "tile: rows x columns x depth, warps, stages, row tiles of a group. ratio: best other / shipped, 95% interval."
-)
-    "tile: rows x columns x depth, warps, stages, row tiles of a group. ratio: best other / shipped, 95% CI."
 )
 VERDICT_STYLES = {"faster": "bold green", "slower": "dim", "tie": "dim"}
 
@@ -267,6 +263,7 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
     if options.show and options.clear:
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench.machine import machine
+    from swiglu_bench.show.console import Screen
     from swiglu_bench.tasks import tune as task
     from swiglu_kernels.runtime.backend import backend_for
     from swiglu_kernels.tiles import tuning
@@ -274,8 +271,8 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
     path = tuning.path()
     if path is None:
         raise BadInput(f"{tuning.VARIABLE} is off, so that no tuned tile is read or written; unset it, or name a file.")
-    console, json = text.screen(form), form == "json"
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    screen, json = Screen(text.screen(form)), form == "json"
+    console, say = screen.console, screen.say
     if options.clear:
         said = task.clear(path)
         say(said)
@@ -316,7 +313,6 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
 def _tune_jobs(
     jobs: Sequence[Job], options: TuneOptions, device: torch.device, here: TunedMachine, path: Path, console: Console
 ) -> tuple[int, list[Job]]:
-    """Tune under a bar while the device is locked; the exit status, and the jobs that are done."""
     from swiglu_bench.measure.clock import make_clock
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.show.console import Bar
@@ -355,7 +351,6 @@ def _table_of(jobs: Iterable[Job]) -> RenderableType:
 
 
 def _kept(entries: Sequence[TunedEntry], here: TunedMachine | None) -> Iterator[RenderableType]:
-    """A table for each machine and set of versions that something is kept for."""
     if not entries:
         yield Text("No tuned tile is kept: the shipped ones run.")
     for made_on in dict.fromkeys(entry.machine for entry in entries):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import policy
@@ -18,7 +21,7 @@ from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.admission import failure as failed_check
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, JudgeLost
-from swiglu_bench.worker.settings import Task
+from swiglu_bench.worker.settings import Settings, Task
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +94,6 @@ class CaseRun(ABC):
         """Start processes that can load while the truth is computed."""
 
     def _judged(self, able: Sequence[Able]) -> Iterator[Record]:
-        """The rows of the implementations that apply."""
         judge, settings, case = self.court.judge, self.court.settings, self.case
         self.admitting = Admitting(
             self.court, case, self.drawn, thorough=self.task is Task.VERIFY, used=self.court.kept.used
@@ -195,6 +197,17 @@ class CaseRun(ABC):
         """End a process for which there is no room now, and free the memory through which it hands over results."""
         contender.end()
         self.court.judge.close_letterboxes(contender.name)
+
+
+@contextmanager
+def court_of(settings: Settings, this: Machine, timeout_s: float) -> Iterator[Court]:
+    """A court for a task that no sweep runs; its processes end with the context."""
+    with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
+        court = Court(settings, this, timeout_s, Path(folder))
+        try:
+            yield court
+        finally:
+            court.end()
 
 
 def blame(record: Record, check: str, reason: str) -> None:

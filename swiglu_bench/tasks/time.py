@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Mode
-from swiglu_bench.cases.costs import Product
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.nvml import Gpu, NoAnswer
 from swiglu_bench.machine.system import LoadWatch
+from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import noise_interval, percentile
 from swiglu_bench.rows.record import Record, Status
@@ -34,8 +35,6 @@ from swiglu_bench.worker.turns import (
     slows_the_next,
 )  # fmt: skip
 
-Bare = tuple[tuple[Product, ...], bool]
-"""Bare products, and whether they are in fp8."""
 MOST_BURNT = 0.1
 """Share of the time in which a contender may use a CPU while it has to stand still."""
 MOST_IDLE = 0.15
@@ -49,8 +48,6 @@ def time(court: Court, case: Case, implementations: Sequence[Implementation]) ->
 
 
 class _TimedCase(CaseRun):
-    """One case that is timed, in groups with the baseline in each where not all processes fit on the device."""
-
     def __init__(self, court: Court, case: Case) -> None:
         super().__init__(court, case)
         self._alone_ms: list[float] = []
@@ -66,8 +63,10 @@ class _TimedCase(CaseRun):
             if entry is None:
                 yield known.record
                 continue
-            if together:
-                self._time_alone(entry)
+            on_gpu = self.court.settings.device.type == "cuda"  # on a CPU, processes that stand still slow nobody
+            if together and on_gpu and entry.record.implementation == self.baseline:
+                with suppress(Exception):
+                    self._alone_ms = alone_ms(entry.contender)
             entries.append(entry)
         if entries:
             at_once = len(entries) if together else max(1, self.seats - len(TWINS) - 1)
@@ -82,12 +81,6 @@ class _TimedCase(CaseRun):
                 blame(record, "slows others", f"its process uses {share:.0%} of a CPU while it has nothing to do")
             else:
                 rests.add(contender.name)
-
-    def _time_alone(self, entry: Entry) -> None:
-        """Take the baseline's time before the others begin; on a CPU, processes that stand still slow nobody."""
-        if entry.record.implementation == self.baseline and self.court.settings.device.type == "cuda":
-            with suppress(Exception):
-                self._alone_ms = alone_ms(entry.contender)
 
     def _time(self, entries: list[Entry], at_once: int) -> Iterator[Record]:
         """The rounds; where not all processes fit on the device, in groups with the baseline in each."""
@@ -218,8 +211,7 @@ class _TimedCase(CaseRun):
         baseline = self.baseline if twins else ""
         gradients = {name: entry.gradients for name, entry in by_name.items()}
         gradients |= {twin.name: gradients[baseline] for twin in twins}
-        limits = products_of(self.case, [(entry.gradients, bool(entry.record.precision)) for entry in entries])
-        grouped = self._grouped_of(gradients.values())
+        bare = self._bare(entries)
 
         def names(name: str) -> Sequence[str]:
             return case.mode.results(gradients[name])
@@ -229,7 +221,7 @@ class _TimedCase(CaseRun):
         load = LoadWatch()
         with self.court.held():
             timed = [contender_of(each, judge, led=case.mode) for each in (*(e.contender for e in entries), *twins)]
-            rounds = self._play([*timed, *self._bare(limits, grouped)], judge, baseline, watch)
+            rounds = self._play([*timed, *bare.values()], judge, baseline, watch)
             wrong = judge.judge_last()
             for name, entry in by_name.items():
                 self._close(entry, rounds.timings[name].failure or wrong.get(name))
@@ -246,33 +238,44 @@ class _TimedCase(CaseRun):
             baseline = ""  # the time of a wrong answer is nothing to compare with
         aliases = [twin.name for twin in twins if not rounds.timings[twin.name].failure] if baseline else []
         noise = noise_interval([rounds.ratio(name, baseline) for name in aliases])
+
+        def ms_of(work: object) -> list[float]:
+            return rounds.timings[bare[work].name].ms if work in bare else []
+
         for entry in entries:
             record = entry.record
             if baseline:
                 record.baseline = baseline
-                record.comparable = self.case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
+                record.comparable = case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
             if record.status is Status.OK:
                 note_time(record, rounds, self.court.settings, self.court.machine)
                 note_comparison(record, rounds, noise, aliases)
                 watch.note(record)
                 if found:
                     record.cpus, record.other_cpus, record.steal = found.cpus, found.others, found.steal
-                products = tuple(costs.products(self.case, entry.gradients)), bool(record.precision)
-                timing = rounds.timings.get(limits.get(products, ""))
-                products_ms = timing.ms if timing else []
-                note_work(record, self.case, entry.gradients, self._ceilings, products_ms, self.court.machine)
-                timing = rounds.timings.get(grouped.get(entry.gradients, ""))
-                in_its_dtype = timing and timing.ms and not record.precision
-                record.grouped_ms = percentile(timing.ms, 50) if timing and in_its_dtype else None
+                products_ms = ms_of((tuple(costs.products(case, entry.gradients)), bool(record.precision)))
+                note_work(record, case, entry.gradients, self._ceilings, products_ms, self.court.machine)
+                grouped_ms = [] if record.precision else ms_of(entry.gradients)
+                record.grouped_ms = percentile(grouped_ms, 50) if grouped_ms else None
         return judge.turns
 
-    def _bare(self, limits: Mapping[Bare, str], grouped: Mapping[tuple[str, ...], str]) -> Iterator[TimedCall]:
-        """The judge's own calls: the products that contenders need, by themselves."""
-        judge = self.court.judge
-        for bare, name in limits.items():
-            yield TimedCall(name, lambda number, lead_us, bare=bare: judge.sample_products(*bare, lead_us))
-        for names, name in grouped.items():
-            yield TimedCall(name, lambda number, lead_us, names=names: judge.sample_grouped(names, lead_us))
+    def _bare(self, entries: Sequence[Entry]) -> dict[object, TimedCall]:
+        """The judge's own calls: products that contenders need, by themselves; those of experts also as torch has them.
+
+        By the products and whether these are in fp8, and by the gradients of experts.
+        """
+        judge, found = self.court.judge, dict[object, TimedCall]()
+
+        def add(work: object, name: str, take: Callable[[float], Sample]) -> None:
+            found[work] = TimedCall(f"{name} {len(found)}", lambda number, lead_us: take(lead_us))
+
+        for gradients, in_fp8 in dict.fromkeys((entry.gradients, bool(entry.record.precision)) for entry in entries):
+            products = tuple(costs.products(self.case, gradients))
+            if products and (products, in_fp8) not in found:
+                add((products, in_fp8), "bare products", partial(judge.sample_products, products, in_fp8))
+            if self.case.shape.experts and gradients not in found and not judge.lay_out_grouped(gradients):
+                add(gradients, "grouped products", partial(judge.sample_grouped, gradients))
+        return found
 
     def _play(self, timed: Sequence[TimedCall], judge: RoundJudge, baseline: str, watch: GpuWatch) -> Rounds:
         rule = self.court.settings.rule
@@ -297,27 +300,21 @@ class _TimedCase(CaseRun):
                 self._close(sound[name], failure)
 
     def _check_batches(self, entries: Sequence[Entry], rounds: Rounds, names: Callable[[str], Sequence[str]]) -> None:
-        """Hold the samples against the parent's clock."""
         self._tell_timing("timing batches", 0.88)
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
-        claimed_ms = {name: _claimed_ms(rounds, name) for name in sound}
         batches = Batches(self.court, self.case, {name: entry.contender for name, entry in sound.items()}, names)
-        host_bound = (
-            [name for name in sound if _host_bound(rounds, name)] if self.court.settings.device.type == "cuda" else []
-        )
-        baseline = self.baseline
-        for name, failure in batches.disagreements(claimed_ms, baseline, host_bound).items():
+        samples = {name: rounds.timings[name].samples for name in sound}
+        # The host's time counts where it is more than the GPU's.
+        claimed_ms = {
+            n: percentile([max(each.ms, each.host_us / 1e3) for each in own], 50) for n, own in samples.items()
+        }
+        ahead_ms = {n: percentile([each.host_us / 1e3 - each.ms for each in own], 50) for n, own in samples.items()}
+        on_gpu = self.court.settings.device.type == "cuda"
+        host_bound = [name for name, ms in ahead_ms.items() if on_gpu and ms > 0]
+        for name, failure in batches.disagreements(claimed_ms, self.baseline, host_bound).items():
             self._close(sound[name], failure)
 
-    def _grouped_of(self, gradients: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-        """Names under which the bare products of experts are timed, for each set of gradients that torch can do."""
-        if not self.case.shape.experts:
-            return {}
-        wanted = [names for names in dict.fromkeys(gradients) if not self.court.judge.lay_out_grouped(names)]
-        return {names: f"grouped products {number}" for number, names in enumerate(wanted)}
-
     def _close(self, entry: Entry, failure: BaseException | None) -> None:
-        """End the row of a contender that failed in the rounds."""
         record = entry.record
         if isinstance(failure, WrongResult):
             blame(record, "timed loop", f"{failure} in the timed loop")
@@ -328,23 +325,3 @@ class _TimedCase(CaseRun):
         elif failure:
             log = self.court.log_of(entry.contender)
             record.end(Status.ERROR, f"While it was timed, {sentence(failure)}{log}")
-
-
-def _claimed_ms(rounds: Rounds, name: str) -> float:
-    """What a call takes by a contender's samples, or what the host needs for it where that is more."""
-    samples = rounds.timings[name].samples
-    return percentile([max(sample.ms, sample.host_us / 1e3) for sample in samples], 50)
-
-
-def _host_bound(rounds: Rounds, name: str) -> bool:
-    """Whether a call takes the host longer than the GPU, by a contender's samples."""
-    return percentile([sample.host_us / 1e3 - sample.ms for sample in rounds.timings[name].samples], 50) > 0
-
-
-def products_of(case: Case, contenders: Iterable[tuple[tuple[str, ...], bool]]) -> dict[Bare, str]:
-    """Names under which bare products are timed, one for each set of products that contenders need.
-
-    A contender is given by its gradients and whether it quantises: its bare products are in fp8 then.
-    """
-    wanted = dict.fromkeys((tuple(costs.products(case, gradients)), in_fp8) for gradients, in_fp8 in contenders)
-    return {bare: f"bare products {number}" for number, bare in enumerate(wanted) if bare[0]}

@@ -182,7 +182,6 @@ def measure_beside(court: Court, case: Case, entries: Sequence[Entry], gpu: Gpu 
 
 
 def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudge, rule: Rule) -> None:
-    """Replays on inputs drawn anew for each round; a wrong replay has no time."""
     by_name = {entry.contender.name: entry.record for entry in entries}
     contenders = []
     for entry in entries:
@@ -250,7 +249,6 @@ def _trace(court: Court, entry: Entry) -> None:
 
 
 def _name(record: Record) -> str:
-    """A file name for a row."""
     parts = (record.shape, record.scope, record.mode, record.dtype, record.tokens, record.implementation)
     return re.sub(r"[^\w.-]+", "-", "-".join(map(str, parts)))
 

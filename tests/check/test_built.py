@@ -171,17 +171,6 @@ def test_weights_stay_and_gradients_do_not_add_up() -> None:
 # Layouts and what is trained
 
 
-def test_gradients_of_packed_weights_come_in_the_canonical_layout() -> None:
-    problem = make_problem(small_case(scope=Scope.MLP), "cpu")
-    built = Built(pytorch.eager_packed, problem)
-    packed = built.parameters["w_gate_up"]
-    assert packed.data_ptr() not in {value.data_ptr() for value in problem.weights.values()}, "it is a copy"
-    assert torch.equal(packed, torch.cat([problem.weights["w_gate"], problem.weights["w_up"]]))
-    produced = built.train(ONE)
-    assert list(produced) == ["output", *tensors(Scope.MLP)]
-    assert is_right(produced, problem, ONE)
-
-
 def test_frozen_weights_get_no_gradient_and_what_never_trains_has_none() -> None:
     problem = make_problem(small_case(), "cpu")
     for_inference = Built(declared(pytorch.eager_packed.build, trains="nothing"), problem)

@@ -45,13 +45,6 @@ def test_the_ways_of_pytorch_are_right(entry: Implementation, shape: Shape, dtyp
     assert [(check.tensor, check.reason) for check in checks if not check.ok] == []
 
 
-def test_what_a_shape_has_must_be_offered() -> None:
-    biased, plain = (case_of(mixture(extras=extras), dtype=Dtype.BFLOAT16) for extras in (GPT_OSS, PLAIN))
-    assert experts.liger_experts.refuses(biased) == "It does not support what mixture needs: bias, limit."
-    assert experts.liger_experts.refuses(plain) is None
-    assert experts.batched.refuses(case_of(mixture(), tokens=17)) == "It supports at most 16 tokens."
-
-
 def test_a_limit_that_is_ignored_is_caught_as_a_model_uses_it() -> None:
     def unlimited(problem: Problem) -> Step:
         extras = dataclasses.replace(problem.extras, limit=1e4)

@@ -79,13 +79,6 @@ def test_the_exit_status(
     assert not Path("results").exists()
 
 
-def test_a_self_test_counts_its_cases() -> None:
-    ran = swiglu_bench("selftest", "--no-zoo", "--false-alarms", "2", "--impl", "eager", "--device", "cpu")
-    assert (ran.code, ran.err) == (0, "")
-    assert "0 false alarms in " in ran.out
-    assert "at 2 random cases (seed 0)" in ran.out
-
-
 # inspect
 
 INSPECT = ("inspect", "--target", "sm_80, 90a", "--shapes", "24x40", "--tokens", "1,8", "--dtype", "fp16")
@@ -117,15 +110,6 @@ def test_every_kernel_is_shown_for_every_target_and_token_count_and_a_spill_exit
     assert (ran.code, ran.out.count("none"), ran.out.count("96 B")) == (1, 4, 4)
     for text in ("sm_80", "sm_90", "torch.float16", "64 KiB"):
         assert text in ran.out
-
-
-@pytest.mark.usefixtures("compiler")
-def test_what_all_kernels_of_a_table_share_is_in_its_title_and_no_column_is_cut_at_80() -> None:
-    shown = swiglu_bench(*INSPECT, width=80).out
-    for title in (f"sm_{target}, torch.float16, {tokens} tokens" for target in (80, 90) for tokens in (1, 8)):
-        assert title in shown
-    heads = [line.split() for line in shown.splitlines() if line.startswith(" kernel")]
-    assert heads == [["kernel", "registers", "spills", "shared", "wgmma", "mma.sync", "TMA"]] * 4  # none has a tcgen05
 
 
 @pytest.mark.parametrize("end", [lambda: os._exit(134), lambda: int("a kernel of no target")])

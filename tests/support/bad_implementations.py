@@ -146,19 +146,6 @@ shouts = bad("shouts", tell_everybody(b"\xff" * 64), after=CHECKED)
 begins_a_sentence = bad("begins-a-sentence", tell_everybody(struct.pack("!i", 2**20) + b"["), after=CHECKED)
 
 
-# What it returns
-
-WRONG_KINDS = {
-    "tuple": bad("tuple", result=lambda output: (output, output)),
-    "float": bad("float", result=lambda output: 1.0),
-    "ndarray": bad("ndarray", result=lambda output: output.detach().numpy()),
-    "None": bad("None", result=lambda output: None),
-    "sparse": bad("sparse", result=lambda output: output.to_sparse()),
-    "meta": bad("meta", result=lambda output: output.to("meta")),
-    "nested": bad("nested", result=lambda output: torch.nested.nested_tensor(list(output.detach()))),
-}
-
-
 # What it leaves behind
 
 

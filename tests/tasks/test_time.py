@@ -10,7 +10,7 @@ import user_implementations as mine
 from courts import run_here
 from specimens import a_record, small_case
 
-from swiglu_bench.cases.cases import Dtype, Mode, Scope, Shape
+from swiglu_bench.cases.cases import Mode, Scope
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import ceilings_cache, machine
@@ -113,11 +113,6 @@ def test_what_does_other_work_has_no_verdict(played: Play) -> None:
     assert frozen.aa_ratio is not None
 
 
-def test_a_rest_before_each_sample_is_recorded(played: Play) -> None:
-    rule = Rule(warmup_rounds=0, min_rounds=4, max_rounds=4, min_s=0.0, budget_s=60.0, rest_s=0.001)
-    assert played(rule=rule)["eager"].regime == "rested"
-
-
 @pytest.mark.parametrize("scope", [Scope.ACTIVATION, Scope.GLU])
 def test_rates_above_the_datasheet_are_rejected(played: Play, scope: Scope) -> None:
     case = small_case(scope=scope)
@@ -127,16 +122,6 @@ def test_rates_above_the_datasheet_are_rejected(played: Play, scope: Scope) -> N
     assert record.samples_ms == record.twin_ms == ()
     assert played(others=(), this=H200, case=case)["eager"].status is Status.OK
     assert played(others=(), eager_ms=1e-9, case=case)["eager"].status is Status.OK, "nothing is known of this CPU"
-
-
-def test_each_dtype_has_its_own_datasheet_rate(played: Play) -> None:
-    """700 TFLOP/s are possible in bf16 on an H200, not in fp32."""
-    wide, found = Shape("wide", 512, 512, "made up", (1,)), {}
-    for dtype in (Dtype.FLOAT32, Dtype.BFLOAT16):
-        case = small_case(shape=wide, tokens=512, dtype=dtype, mode=Mode.FORWARD)
-        ms = 2 * 512**3 * 2 / 700e12 * 1e3
-        found[dtype] = played(others=(), eager_ms=ms, this=H200, case=case, rule=Rule(0, 4, 4, 0.0))["eager"].status
-    assert found == {Dtype.FLOAT32: Status.ERROR, Dtype.BFLOAT16: Status.OK}
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +31,6 @@ from swiglu_bench.tasks.time_row import measure_beside
 from swiglu_bench.worker import workbench
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.one_call import program
 from swiglu_bench.worker.reports import BuildReport
 from swiglu_bench.worker.settings import Settings, Task
 
@@ -203,16 +201,6 @@ def test_counters_are_entered_or_why_there_are_none(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(profilers, "counters", lambda path, command: profilers.Counters(70.0, 5, 6, 168))
     record = profiled(settings).record
     assert (record.tensor_pct, record.dram_bytes, record.l2_bytes, record.registers_per_thread) == (70.0, 5, 6, 168)
-
-
-def test_nothing_is_done_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profilers, "counters", lambda path, command: pytest.fail("not asked for"))
-    assert profiled(PLAIN_SETTINGS).record == a_bare_record(implementation="eager", mode="step")
-
-
-def test_the_program_for_ncu_makes_the_call() -> None:
-    done = subprocess.run(program(PLAIN_SETTINGS, pytorch.eager, small_case()), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.gpu

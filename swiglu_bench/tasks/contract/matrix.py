@@ -212,8 +212,6 @@ def _compile_fullgraph(subject: Subject) -> CheckOutcome:
 
 
 class _Calls(TorchDispatchMode):
-    """Records which custom operators a block calls, and with what."""
-
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -345,7 +343,6 @@ class AuditBench:
     """Answers in a contender's process, one check at a time."""
 
     def __init__(self, settings: Settings, implementation: Implementation, state: GlobalState | None = None) -> None:
-        """`state` is for another bench."""
         del state
         self._device, self._implementation = settings.device, implementation
 

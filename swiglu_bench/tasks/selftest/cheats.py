@@ -57,15 +57,12 @@ STATE, CLOCK, WALL, TRUTH = ("global state",), ("own clock",), ("wall clock",), 
 
 
 def _filled_later(answer: Tensor, after_s: float = 0.05) -> Tensor:
-    """Zeros, over which a thread copies the answer."""
     out = torch.zeros_like(answer)
     threading.Timer(after_s, out.copy_, [answer]).start()
     return out
 
 
 class _Lazy(Tensor):
-    """Memory, and a function that fills it when anything reads it."""
-
     compute: Any
 
     @classmethod
@@ -183,7 +180,6 @@ _edit_samples = _replace(Workbench, "sample", _fast_reports)
 
 
 def _known_seed(problem: Problem) -> Step:
-    """It draws the case again, as anybody can, and answers every call with that."""
     known = make_problem(problem.case, problem.device, seed=problem.case.seed)
     (x,) = Desk(known).activations(Draw(problem.case.seed))
     answer = compute_truth(known, [x], None)["output"].to(x.dtype)
@@ -237,7 +233,6 @@ def _burning_child() -> None:
 
 
 def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
-    """SwiGLU on a stream that begins with the current one, and for which nothing waits."""
     stream = torch.cuda.Stream(problem.device)
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -252,7 +247,6 @@ def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
 
 
 def _skips_in_graphs(problem: Problem) -> Step:
-    """A replay costs nothing, and returns what it returned before."""
     last: list[Tensor] = []
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:

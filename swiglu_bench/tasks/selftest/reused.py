@@ -34,8 +34,6 @@ Memory = dict[Any, Any]
 
 
 def _remembering(key: Callable[[Tensor], Hashable]) -> Build:
-    """Each answer is computed once, and found again by a key of the input."""
-
     def forward(answers: Memory, x: Tensor, *weights: Tensor) -> Tensor:
         if key(x) not in answers:
             answers[key(x)] = right_forward(x, *weights)
@@ -51,8 +49,6 @@ def _gradient_accumulated(total: Memory, *given: Tensor) -> Gradients:
 
 
 def _one_buffer(after: int) -> Build:
-    """From call number `after` on, each call returns the memory of the one before."""
-
     def forward(outputs: Memory, *given: Tensor) -> Tensor:
         out, number = right_forward(*given), len(outputs)
         outputs[number] = outputs[number - 1].copy_(out).detach() if number > after else out
@@ -120,8 +116,6 @@ def _zeros_unless_all(dz: Tensor, *saved: Tensor) -> Any:
 
 
 def _stale_weights(rows: int) -> Build:
-    """Weights that are packed once, where they have more than `rows` rows."""
-
     def build(problem: Problem) -> Step:
         packed = [value.detach().clone() for value in problem.weights.values()]
         return with_inputs(problem, lambda x, *weights: (x, *(packed if len(packed[0]) > rows else weights)))

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,12 +42,13 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status, TensorCheck
 from swiglu_bench.show.console import Bar, Screen
 from swiglu_bench.show.table import new_table
-from swiglu_bench.tasks.audit import Asked, audit_here
+from swiglu_bench.tasks.case import court_of
 from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of
 from swiglu_bench.tasks.contract.matrix import cannot_run, ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
 from swiglu_bench.tasks.selftest.specimen import Specimen, slow
 from swiglu_bench.tasks.sweep import task_of
+from swiglu_bench.tasks.untimed import Asked, audit_here
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.ahead import first_candidates
 from swiglu_bench.worker.court import Court
@@ -115,7 +114,8 @@ def run_specimens(
     here = [specimen for specimen in specimens if device.type == "cuda" or not specimen.needs_gpu]
     swept = sorted((specimen for specimen in here if specimen.task != "audit"), key=place)
     for task, of_task in groupby(swept, key=lambda specimen: specimen.task):
-        with _court(device, this, TIMEOUT_S, Task(task), baseline=pytorch.eager.name, rule=RULE) as court:
+        settings = _settings(device, Task(task), baseline=pytorch.eager.name, rule=RULE)
+        with court_of(settings, this, TIMEOUT_S) as court:
             for case, group in groupby(of_task, key=lambda specimen: case_of(specimen, device.type)):
                 yield from _swept(court, case, {specimen.name: specimen for specimen in group}, tell)
     for specimen in here:
@@ -148,7 +148,6 @@ def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable
 
 
 def _failed(record: Record) -> tuple[str, ...]:
-    """Names of the checks that failed; a specimen that ends with an error is caught by that."""
     found = tuple(dict.fromkeys(verdict.check for verdict in record.tensor_checks if not verdict.ok))
     return found or (("error",) if record.status is Status.ERROR else ())
 
@@ -234,7 +233,7 @@ def run_alarms(
     source, this = random.Random(seed), describe(device)
     here = [entry for entry in implementations if not cannot_run(entry, device)]
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
-    with _court(device, this, TIMEOUT_OF_ALARMS_S, Task.TIME, rule=RULE_OF_ALARMS) as court:
+    with court_of(_settings(device, Task.TIME, rule=RULE_OF_ALARMS), this, TIMEOUT_OF_ALARMS_S) as court:
         for mode in (Mode.FORWARD, Mode.STEP) if count else ():
             shape = LARGE[device.type]
             tell(f"a large {mode}", 0)
@@ -246,7 +245,7 @@ def run_alarms(
             drawn = Drawn.new()
             extras = _with_clear_limit(case, device, extras, drawn)
             asked = [entry for entry in here if takes(entry, case, extras)]
-            place = Court(Settings(Task.VERIFY, device, "selftest", "selftest"), this, in_process=True)
+            place = Court(_settings(device, Task.VERIFY), this, in_process=True)
             place.judge.begin_case(case, drawn.weights, extras)
             admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)
             with first_candidates():
@@ -257,16 +256,8 @@ def run_alarms(
                 yield from timed_trials(court, case, _few(asked, place.settings.baseline_of(case), source))
 
 
-@contextlib.contextmanager
-def _court(device: torch.device, this: Machine, timeout_s: float, task: Task, **settings: Any) -> Iterator[Court]:
-    """Processes for cases, which end with the context."""
-    with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
-        asked = Settings(task, device, "selftest", "selftest", energy=False, **settings)
-        court = Court(asked, this, timeout_s, Path(folder))
-        try:
-            yield court
-        finally:
-            court.end()
+def _settings(device: torch.device, task: Task, **more: Any) -> Settings:
+    return Settings(task, device, "selftest", "selftest", energy=False, **more)
 
 
 def timed_trials(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
@@ -383,7 +374,11 @@ def _show_catches(catches: Sequence[Catch], screen: Screen, result: SelftestResu
     columns = ("wrong implementation", *LETTERS.values(), "caught by")
     table = new_table(columns, text=columns, wrap=("caught by",), padding=(0, 0, 0, 1))
     for catch in catches:
-        table.add_row(Text(catch.specimen.name, "bold"), *(_mark(catch, check) for check in CHECKS), _caught_by(catch))
+        named = [check for check in catch.checks if check in catch.specimen.caught_by]
+        marks = {check: Text("●", "green") if check in named else Text("○", "dim") for check in catch.checks}
+        told = Text(", ".join(named), "green") if named else Text("GOT THROUGH", "bold red")
+        told = told if catch.ran else Text(f"not run here: {catch.reason}", "dim")
+        table.add_row(Text(catch.specimen.name, "bold"), *(marks.get(check, Text("")) for check in CHECKS), told)
     screen.console.width = max(screen.console.width, 100)
     screen.console.print(table)
     screen.say("● the check that must catch it   ○ another check that caught it as well")
@@ -399,16 +394,3 @@ def _show_catches(catches: Sequence[Catch], screen: Screen, result: SelftestResu
         expected = " or ".join(catch.specimen.caught_by)
         screen.say(f"{catch.specimen.name}: {by}, expected {expected}; {catch.reason}", style="bold red")
     result.passed &= not through
-
-
-def _mark(catch: Catch, check: str) -> Text:
-    if check not in catch.checks:
-        return Text("")
-    return Text("●", "green") if check in catch.specimen.caught_by else Text("○", "dim")
-
-
-def _caught_by(catch: Catch) -> Text:
-    if not catch.ran:
-        return Text(f"not run here: {catch.reason}", "dim")
-    named = [check for check in catch.checks if check in catch.specimen.caught_by]
-    return Text(", ".join(named), "green") if named else Text("GOT THROUGH", "bold red")

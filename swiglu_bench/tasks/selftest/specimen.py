@@ -25,7 +25,8 @@ CHECKED_CALLS = 24
 Build = Callable[[Problem], Step]
 Gradients = tuple[Tensor, Tensor, Tensor]
 """dx, dw_gate and dw_up."""
-Forward, Backward = Callable[..., Tensor], Callable[..., Any]
+Forward = Callable[..., Tensor]
+Backward = Callable[..., Any]
 """x, w_gate and w_up to the output; the upstream gradient and the same three to the gradients."""
 
 

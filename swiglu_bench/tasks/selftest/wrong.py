@@ -78,7 +78,6 @@ def _without_tail(below: float, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tens
 
 
 def _truncated(*given: Tensor) -> Tensor:
-    """The upper half of fp32's bits; each value is a little too small."""
     out = right_forward(*(value.float() for value in given))
     return (out.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -158,7 +157,6 @@ def _place_in_expert(index: Tensor) -> Tensor:
 
 
 def _first_routing_kept(problem: Problem) -> Step:
-    """A sort that is kept by the address of its input."""
     kept: dict[torch.Size, Tensor] = {}
     return _routed(lambda index, weights, _: (kept.setdefault(index.shape, index.clone()), weights))(problem)
 
@@ -211,7 +209,6 @@ def _by_scales(value: Tensor, scales: Tensor) -> Quantised:
 
 
 def _coarse(_: Memory, value: Tensor, precision: Precision, name: str) -> Quantised:
-    """One scale for the matrix, in the form of the recipe."""
     codes, scale = quantise(value, Precision.FP8_TENSORWISE, name)
     rows, columns = value.shape
     return codes, scale.expand(scale_size(precision, name, (rows, columns))).contiguous()
@@ -219,7 +216,7 @@ def _coarse(_: Memory, value: Tensor, precision: Precision, name: str) -> Quanti
 
 def _overflowing(_: Memory, value: Tensor, precision: Precision, name: str) -> Quantised:
     """A scale by a sample of the columns, and a conversion that does not saturate."""
-    _, scales = quantise(value[:, ::2], precision, name)
+    scales = quantise(value[:, ::2], precision, name)[1]
     ratio = value.float() / scales
     return torch.where(ratio.abs() > LARGEST, torch.nan, ratio).to(E4M3), scales
 
@@ -258,7 +255,6 @@ def _by(quantiser: Callable[..., Quantised], silent: bool = False) -> Build:
 
 
 def _one_scale_denied(problem: Problem) -> Step:
-    """It quantises twice, and hands over the right codes."""
     coarse, shown = _by(_coarse)(problem), defined(problem)
     return Step(lambda x: (shown.forward(x), coarse.forward(x))[1], hand_over=shown.hand_over)
 
