@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 import zlib
 
 import torch
@@ -144,20 +143,6 @@ other_report = bad("other-report", rename_a_field, after=CHECKED)
 babbles = bad("babbles", tell_everybody(struct.pack("!i", 7) + b"garbage"), after=CHECKED)
 shouts = bad("shouts", tell_everybody(b"\xff" * 64), after=CHECKED)
 begins_a_sentence = bad("begins-a-sentence", tell_everybody(struct.pack("!i", 2**20) + b"["), after=CHECKED)
-
-
-# What it leaves behind
-
-
-def leave_settings():
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
-    sys.setrecursionlimit(sys.getrecursionlimit() + 1000)
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-untidy = bad("untidy", result=lambda output: (leave_settings(), output)[1])
 
 
 # What it does to others, and to its own samples

@@ -4,9 +4,6 @@ import dataclasses
 import gc
 import math
 import re
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -129,38 +126,6 @@ def test_what_cannot_be_built_or_breaks_while_timed_is_an_error_and_the_others_g
         assert_has_no_time(found[name])
     assert (found["unspeakable"].status, "Unspeakable" in found["unspeakable"].reason) == (Status.ERROR, True)
     assert [found[name].status for name in ("eager", "mine")] == [Status.OK, Status.OK]
-
-
-@pytest.mark.parametrize("count", [4, 5])
-@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-@pytest.mark.parametrize("cheat", [mine.stale, mine.late], ids=lambda one: one.name)
-def test_a_remembered_answer_is_caught_in_the_timed_loop(cheat: Implementation, mode: Mode, count: int) -> None:
-    rule = dataclasses.replace(SHORT, min_rounds=count, max_rounds=count)
-    found = rows(small_case(mode=mode), [pytorch.eager, cheat], settings(rule=rule))
-    caught = found[cheat.name]
-    if mode is Mode.FORWARD:  # else autograd refuses the second backward through one graph
-        assert (caught.status, caught.tensor_checks[-1].check) == (Status.INCORRECT, "timed loop")
-    assert caught.status in (Status.INCORRECT, Status.ERROR)
-    assert_has_no_time(caught)
-    assert found["eager"].status is Status.OK
-
-
-def _global_state() -> tuple[object, ...]:
-    return (
-        torch.get_default_dtype(), torch.get_default_device(), sys.getrecursionlimit(), list(warnings.filters),
-        signal.getsignal(signal.SIGTERM),
-    )  # fmt: skip
-
-
-def test_what_a_contender_leaves_behind_is_put_back_and_what_matters_is_named() -> None:
-    before = _global_state()
-    found = rows(small_case(mode=Mode.FORWARD), [bad.untidy, pytorch.eager])
-    assert _global_state() == before
-    assert found["eager"].status is Status.OK
-    untidy = found["untidy"]
-    assert (untidy.status, untidy.tensor_checks[-1].check) == (Status.INCORRECT, "global state")
-    for setting in ("default dtype", "default device", "signal handlers"):
-        assert setting in untidy.reason
 
 
 def test_a_lost_device_ends_the_run_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

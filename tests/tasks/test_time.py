@@ -102,17 +102,6 @@ def test_fewer_processes_of_the_baseline_than_wanted(
         assert "out of memory" in found["eager"].remarks
 
 
-def test_without_a_baseline_there_is_no_pair_and_no_verdict(played: Play) -> None:
-    for record in played(baseline="").values():
-        assert (record.status, record.aa_ratio, record.verdict) == (Status.OK, None, "")
-
-
-def test_what_does_other_work_has_no_verdict(played: Play) -> None:
-    frozen = played(0.5, (mine.frozen,), case=small_case(mode=Mode.STEP))["frozen"]
-    assert (frozen.verdict, frozen.comparable) == ("", False)
-    assert frozen.aa_ratio is not None
-
-
 @pytest.mark.parametrize("scope", [Scope.ACTIVATION, Scope.GLU])
 def test_rates_above_the_datasheet_are_rejected(played: Play, scope: Scope) -> None:
     case = small_case(scope=scope)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
-from torch.overrides import TorchFunctionMode
 
 from swiglu_bench.cases.cases import Dtype, Mode, Scope
 from swiglu_bench.cases.implementation import Step
@@ -201,11 +200,6 @@ def _stolen(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
 # Settings of the process, and its machine
 
 
-class _Mode(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
-
-
 def _one_thread_more() -> None:
     torch.set_num_threads(torch.get_num_threads() + 1)
 
@@ -289,9 +283,6 @@ def _right_below_int32(fill: Callable[[Tensor, Tensor], object]) -> Build:
 SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "one-thread": ("sets torch to one thread more", _one_thread_more),
     "profile-hook": ("sets a profile hook", lambda: sys.setprofile(lambda *given: None)),
-    "function-mode": ("enters a function mode of torch", lambda: _Mode().__enter__()),
-    "hook-of-all-modules": ("hooks all modules of the process",
-                            lambda: torch.nn.modules.module.register_module_forward_hook(lambda *given: None)),
     "alarm-handler": ("replaces a signal handler", lambda: signal.signal(signal.SIGALRM, lambda *given: None)),
 }  # fmt: skip
 _forward = partial(Specimen, mode=Mode.FORWARD)

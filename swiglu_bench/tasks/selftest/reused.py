@@ -157,8 +157,6 @@ SPECIMENS = table(
     _forward("first-answer", "returns its first answer for ever", NEW_INPUTS, _remembering(lambda x: None)),
     Specimen("cached-by-address", "remembers its answers by the address of the input", NEW_INPUTS,
              _remembering(Tensor.data_ptr)),
-    Specimen("right-once", "zeros after the first call", NEW_INPUTS,
-             forward=lambda *given: right_forward(*given) * 0, right_calls=1),
     _forward("found-in-memory", "after some calls it returns memory as it finds it", LOOP,
              forward=lambda x, w_gate, w_up: x.new_empty(x.shape[0], w_gate.shape[0]), right_calls=CHECKED_CALLS),
     Specimen("one-buffer", "every call returns the same memory", KEPT, _one_buffer(after=0)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,6 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.tolerance import unit_roundoff
 from swiglu_bench.tasks.selftest.specimen import (
-    CHECKED_CALLS,
     Build,
     Differentiable,
     Gradients,
@@ -82,15 +80,6 @@ def _truncated(*given: Tensor) -> Tensor:
     return (out.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
-_CALLS = itertools.count()
-
-
-def _skips_a_row(*given: Tensor) -> Tensor:
-    out = right_forward(*given)
-    out[len(out) // 2] *= min(1, next(_CALLS) % 7)
-    return out
-
-
 _in_bf16 = partial(Specimen, dtype=Dtype.BFLOAT16)
 DENSE = (
     Specimen("gate-up-swapped", "silu of up instead of gate", VALUES,
@@ -116,8 +105,6 @@ DENSE = (
              forward=lambda *given: right_forward(*given).float(), mode=Mode.FORWARD),
     _in_bf16("truncated", "cuts the output's digits off instead of rounding", ("bias",), forward=_truncated,
              mode=Mode.FORWARD),
-    Specimen("sometimes-skips-a-row", "one call in seven leaves a row of the output zero", ("timed loop",),
-             forward=_skips_a_row, right_calls=CHECKED_CALLS, mode=Mode.FORWARD),
     Specimen("sigmoid-tail", "a sigmoid that is 0 below -8", USE, forward=partial(_without_tail, -8)),
     Specimen("sigmoid-deep-tail", "a sigmoid that is 0 below -25", USE, forward=partial(_without_tail, -25)),
     Specimen("gate-bounded", "bounds the gate at 20", USE,

@@ -69,15 +69,6 @@ def test_a_kernel_of_ours_in_the_interpreter() -> None:
     }
 
 
-@interpreted
-def test_what_overwrites_its_inputs_says_so() -> None:
-    found = cells(fused.unsloth, Scope.ACTIVATION, "mutated inputs", "second backward")
-    assert found["mutated inputs"].verdict is AuditVerdict.UNSUPPORTED
-    assert found["mutated inputs"].reason == "its backward overwrites gate, up, as it declares"
-    assert found["second backward"].verdict is AuditVerdict.UNSUPPORTED
-    assert "raises RuntimeError" in found["second backward"].reason
-
-
 def test_what_cannot_run_here_is_never_a_pass() -> None:
     found = cells(liger.liger, Scope.GLU)
     assert {cell.verdict for cell in found.values()} == {AuditVerdict.NOT_RUN}
