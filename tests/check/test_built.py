@@ -13,7 +13,7 @@ from swiglu_bench.cases.costs import predicted_memory
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built, Produced, find_views, take_apart
-from swiglu_bench.check.inputs import Desk, Draw, make_problem
+from swiglu_bench.check.inputs import Draw, make_problem
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.contenders import fused, liger, pytorch
 from swiglu_bench.worker.ahead import first_candidates
@@ -92,22 +92,6 @@ def test_nothing_of_a_step_is_looked_up_after_the_build() -> None:
 
 
 # When things happen
-
-
-@pytest.mark.parametrize(
-    ("mode", "upstream_first", "known"),
-    [(Mode.STEP, False, False), (Mode.BACKWARD, False, False), (Mode.STEP, True, True)],
-)
-def test_the_upstream_gradient_is_drawn_after_the_forward_has_returned(
-    mode: Mode, upstream_first: bool, known: bool
-) -> None:
-    seen: list[bool] = []
-    built = Built(watched(seen, lambda x: bool(desk.given["upstream"].ne(7).all())), make_problem(small_case(), "cpu"))
-    desk = built.desk
-    desk.given["upstream"].fill_(7)
-    built.call(mode, ONE, upstream_first)()
-    assert seen == [known]
-    assert torch.equal(desk.given["upstream"], Desk(built.problem).upstream(ONE)), "by its end it was drawn"
 
 
 @pytest.mark.parametrize(

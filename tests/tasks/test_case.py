@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import bad_implementations as bad
@@ -14,7 +14,7 @@ import user_implementations as mine
 from courts import run_here
 from specimens import small_case
 
-from swiglu_bench.cases.cases import DENSE, Case, Dtype, Extras, Mode, Scope, Shape, tensors
+from swiglu_bench.cases.cases import Case, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import liger, pytorch
 from swiglu_bench.loop import Progress
@@ -264,17 +264,6 @@ def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take(
 # Memory and verify
 
 
-@pytest.mark.parametrize("scope", DENSE)
-def test_memory_is_measured_beside_its_prediction(scope: Scope) -> None:
-    record = rows(small_case(scope=scope), [pytorch.eager], settings(Task.MEMORY))["eager"]
-    assert record.status is Status.OK
-    assert (record.saved_bytes, record.peak_bytes, record.workspace_bytes) == (
-        record.predicted_saved_bytes, record.predicted_peak_bytes, record.predicted_workspace_bytes,
-    )  # fmt: skip
-    assert record.peak_bytes
-    assert_has_no_time(record)
-
-
 def test_memory_of_others() -> None:
     found = rows(small_case(), [mine.mine, mine.swapped, mine.inference], settings(Task.MEMORY))
     assert found["mine"].saved_bytes is not None
@@ -302,17 +291,6 @@ def test_verify_finds_a_forward_that_is_wrong_without_autograd_only() -> None:
 
 
 # One row at a time
-
-
-def test_rows_come_as_soon_as_they_are_known() -> None:
-    told: list[Progress] = []
-    cases = [small_case(tokens=n) for n in (1, 2, 3)]
-    stream: Iterator[Record] = run_here(cases, [pytorch.eager], settings(), THIS, told.append)
-    assert not told, "nothing is done before a row is asked for"
-    assert next(stream).tokens == 1
-    assert {progress.finished for progress in told} == {0}
-    assert next(stream).tokens == 2
-    assert {progress.finished for progress in told} == {0, 1}
 
 
 def test_an_interruption_ends_the_run_after_the_rows_so_far() -> None:
