@@ -182,21 +182,19 @@ class Built:
         The sums of all outputs and of each gradient; without `train`, outputs of inference alone.
         """
         train = train and bool(self.gradients)
-
-        def forward(activations: Sequence[Tensor]) -> Tensor:
-            with nullcontext() if train else _no_grad():
-                return self.forward(*activations)
-
+        gradient_mode = nullcontext if train else _no_grad
         self.drop_gradients()
         first, second, *between = draws
         leaves = [leaf(value.clone(), train) for value in self.desk.activations(first)]
-        outputs = [forward(leaves)]
+        with gradient_mode():
+            outputs = [self.forward(*leaves)]
         with _no_grad():
             outputs += [self.forward(*self.desk.activations(draw)) for draw in between]
         if train:
             _backward(outputs[0], self.desk.upstream(first))
         later = [leaf(value, train) for value in self.desk.activations(second)]
-        outputs.append(forward(later))
+        with gradient_mode():
+            outputs.append(self.forward(*later))
         found: Produced = {}
         if train:
             _backward(outputs[-1], self.desk.upstream(second))

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput, one_line
+from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
 from swiglu_bench.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
 from swiglu_bench.request import INTERRUPTED, held
@@ -72,7 +73,6 @@ def ceilings(
 def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]:
     import torch
 
-    from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE
 
     def row(what: str, measure: Measure, unit: str, most: float | None, default: bool) -> dict[str, Any]:
@@ -154,7 +154,10 @@ def noise(
     from swiglu_bench.worker.settings import Settings, Task
 
     chosen = machine.find_device(device)
-    case = _noise_case(chosen.type == "cuda", tokens)
+    on_gpu = chosen.type == "cuda"
+    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
+    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
+    case = Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
     this, screen = machine.describe(chosen), Screen(text.screen(form))
     path = out or default_folder(this, "noise.csv", machine.now())
     if path.exists():
@@ -190,14 +193,6 @@ def noise(
     if len(found) < pairs:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(int(summary.false_positives > 0.05 * len(found)))
-
-
-def _noise_case(on_gpu: bool, tokens: int | None) -> Case:
-    from swiglu_bench.cases.shapes import load_shapes
-
-    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
-    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
-    return Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
 
 
 def _noise_row(number: int, pair: Pair) -> list[object]:

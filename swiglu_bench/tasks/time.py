@@ -10,14 +10,13 @@ from functools import partial
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.nvml import Gpu, NoAnswer
 from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import noise_interval, percentile
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.tasks.case import TWINS, Able, CaseRun, Entry, blame, sentence
+from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
 from swiglu_bench.tasks.time_row import GpuWatch, measure_beside, note_comparison, note_time, note_work, profile
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.batches import Batches, Unsettled, WrongResult, WrongTime
@@ -53,15 +52,18 @@ class _TimedCase(CaseRun):
         self._alone_ms: list[float] = []
 
     def too_long(self, contenders: int) -> str | None:
-        self._ceilings = self._measured_ceilings()
+        dtype, known = self.case.dtype.value, self.court.kept.ceilings
+        if dtype not in known:
+            known[dtype] = self.court.judge.ceilings(dtype)
+        self._ceilings = known[dtype]
         return policy.too_long(self.court.settings, self.case, contenders, self._ceilings)
 
-    def measure(self, able: Sequence[Able]) -> Iterator[Record]:
+    def measure(self, able: Sequence[Entry]) -> Iterator[Record]:
         together = len(able) + len(TWINS) <= self.seats
         entries: list[Entry] = []
-        for known, entry in self.admitted(able, together):
-            if entry is None:
-                yield known.record
+        for entry, admitted in self.admitted(able, together):
+            if not admitted:
+                yield entry.record
                 continue
             on_gpu = self.court.settings.device.type == "cuda"  # on a CPU, processes that stand still slow nobody
             if together and on_gpu and entry.record.implementation == self.baseline:
@@ -187,12 +189,6 @@ class _TimedCase(CaseRun):
             else:
                 for check in failed:
                     blame(entry.record, check.check, f"{check.reason} (after it was timed)")
-
-    def _measured_ceilings(self) -> Ceilings:
-        dtype, known = self.case.dtype.value, self.court.kept.ceilings
-        if dtype not in known:
-            known[dtype] = self.court.judge.ceilings(dtype)
-        return known[dtype]
 
     def _nvml(self) -> tuple[Gpu | None, str]:
         kept = self.court.kept

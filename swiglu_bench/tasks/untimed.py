@@ -34,7 +34,7 @@ from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, Status, row_
 from swiglu_bench.show.console import Bar, Screen
 from swiglu_bench.show.csv_file import Table
 from swiglu_bench.show.tables import contract_tables
-from swiglu_bench.tasks.case import TWINS, Able, CaseRun
+from swiglu_bench.tasks.case import TWINS, CaseRun, Entry
 from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.contract.inputs import Check, CheckOutcome, failed, not_run
 from swiglu_bench.tasks.contract.matrix import AuditBench
@@ -53,11 +53,11 @@ def verify(court: Court, case: Case, implementations: Sequence[Implementation]) 
 
 
 class _VerifyCase(CaseRun):
-    def start_early(self, able: Sequence[Able]) -> None:
+    def start_early(self, able: Sequence[Entry]) -> None:
         if len(able) <= min(self.seats, os.cpu_count() or 1):
             self.start([known.implementation for known in able])
 
-    def measure(self, able: Sequence[Able]) -> Iterator[Record]:
+    def measure(self, able: Sequence[Entry]) -> Iterator[Record]:
         at_once = max(1, min(len(able), self.seats, os.cpu_count() or 1))
         done = self.court.side_by_side([partial(self._check, known, len(able)) for known in able], at_once)
         self.court.tell(f"checking {able[0].implementation.name}", 0.0)
@@ -66,7 +66,7 @@ class _VerifyCase(CaseRun):
             if index < len(able):
                 self.court.tell(f"checking {able[index].implementation.name}", index / len(able))
 
-    def _check(self, known: Able, contenders: int) -> Record:
+    def _check(self, known: Entry, contenders: int) -> Record:
         self.admit(known)
         if self.seats < contenders:
             self.court.judge.close_letterboxes(name_of(known.implementation, ""))
@@ -101,7 +101,7 @@ def memory(court: Court, case: Case, implementations: Sequence[Implementation]) 
 
 
 class _MemoryCase(CaseRun):
-    def measure(self, able: Sequence[Able]) -> Iterator[Record]:
+    def measure(self, able: Sequence[Entry]) -> Iterator[Record]:
         for known, _ in self.admitted(able, together=len(able) + len(TWINS) <= self.seats):
             yield known.record
 

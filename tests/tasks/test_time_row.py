@@ -74,8 +74,8 @@ def measured(
     place.judge.truth(drawn.draws[0], True)
     for one in implementations:
         contender = place.contender(one)
-        gradients = Admitting(place, case, drawn).build(contender)
-        entries.append(Entry(contender, a_record(implementation=one.name), gradients))
+        entries.append(Entry(one, a_record(implementation=one.name)))
+        entries[-1].contender, entries[-1].gradients = contender, Admitting(place, case, drawn).build(contender)
     place.settings = dataclasses.replace(place.settings, device=torch.device("cuda", 0))
     measure_beside(place, case, entries, meter, lambda *_: None)  # type: ignore[arg-type]
     return {entry.record.implementation: entry.record for entry in entries}
@@ -166,9 +166,8 @@ def profiled(settings: Settings, mode: Mode = Mode.STEP) -> Entry:
     place, case = Court(settings, machine.describe(CPU), in_process=True), small_case(mode=mode)
     contender = place.contender(pytorch.eager)
     contender.ask(BuildReport, "build", case, 7)
-    entry = Entry(
-        contender, a_bare_record(implementation="eager", mode=mode.value), pytorch.eager.gradients(case.scope)
-    )
+    entry = Entry(pytorch.eager, a_bare_record(implementation="eager", mode=mode.value))
+    entry.contender, entry.gradients = contender, pytorch.eager.gradients(case.scope)
     time_row.profile(place, case, [entry], lambda doing, share: None)
     return entry
 

@@ -4,10 +4,9 @@ sizes, strides, values, biases, bounds and packed weights.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,9 +109,9 @@ class Subject:
 
         def build_wrapped(problem: Problem) -> Step:
             step = build(problem)
-            return dataclasses.replace(step, forward=around(step.forward))
+            return replace(step, forward=around(step.forward))
 
-        return dataclasses.replace(self, implementation=dataclasses.replace(self.implementation, build=build_wrapped))
+        return replace(self, implementation=replace(self.implementation, build=build_wrapped))
 
     def admitting(
         self, case: Case | None = None, *, extras: Extras = PLAIN, values: Values = Values.NORMAL,

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,25 +173,14 @@ def _differentiated_twice(
 @_CHECKS.add("checkpointing", needs_backward=True)
 def _checkpointing(subject: Subject) -> CheckOutcome:
     """Under torch.utils.checkpoint, which runs the forward again in the backward."""
-
-    def around(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *activations: checkpoint(forward, *activations, use_reentrant=False)
-
-    return subject.wrapped(around).values()
+    return subject.wrapped(lambda forward: partial(checkpoint, forward, use_reentrant=False)).values()
 
 
 @_CHECKS.add("autocast")
 def _autocast(subject: Subject) -> CheckOutcome:
     """fp32 tensors under bf16 autocast: dtypes as eager has them there, errors within eager's budget there."""
     problem = subject.problem(subject.case(dtype=Dtype.FLOAT32))
-
-    def around(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def under_autocast(*activations: Tensor) -> Tensor:
-            with torch.autocast(subject.device.type, torch.bfloat16):
-                return forward(*activations)
-
-        return under_autocast
-
+    around: Any = torch.autocast(subject.device.type, torch.bfloat16)
     eager = dataclasses.replace(subject, implementation=REFERENCE).wrapped(around).built(problem).train(DRAW)
     produced = subject.wrapped(around).built(problem).train(DRAW)
     return judge_on(problem, inputs_of(problem, DRAW), produced, eager)
@@ -200,13 +190,8 @@ def _autocast(subject: Subject) -> CheckOutcome:
 def _compile_fullgraph(subject: Subject) -> CheckOutcome:
     """Inside torch.compile(fullgraph=True): by Inductor on a GPU, on a CPU by AOTAutograd's eager backend."""
     backend = "inductor" if subject.device.type == "cuda" else "aot_eager"
-
-    def around(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        compiled: Callable[..., Tensor] = torch.compile(forward, fullgraph=True, dynamic=False, backend=backend)
-        return compiled
-
     try:
-        return subject.wrapped(around).values()
+        return subject.wrapped(partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)).values()
     finally:
         torch.compiler.reset()
 
