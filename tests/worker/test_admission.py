@@ -151,7 +151,7 @@ def test_only_what_it_declares_may_be_overwritten(declares: bool) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "gate-up-swapped", "last-row-unwritten", "nan-in-one-element", "no-weight-gradient", "truncated", "right-once",
+        "gate-up-swapped", "last-row-unwritten", "nan-in-one-element", "no-weight-gradient", "truncated",
         "first-answer", "cached-by-address", "gradient-accumulated", "one-buffer", "output-over-input",
         "weights-changed", "input-changed", "lazy", "patched-perf-counter", "patched-norm", "one-thread",
         "random-numbers",
