@@ -5,7 +5,7 @@ import sys
 
 JUDGES = (
     "tasks.contract.matrix check.judge check.quantised check.usage worker.worker tasks.selftest.run tasks.time "
-    "tasks.verify worker.court worker.judge_bench worker.workbench tasks.tp.judge tasks.train.run"
+    "tasks.untimed worker.court worker.judge_bench worker.workbench tasks.tp.judge tasks.train.run"
 )
 WITHOUT = """
 import importlib, sys

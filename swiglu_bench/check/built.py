@@ -26,27 +26,6 @@ _backward, _no_grad = torch.autograd.backward, torch.no_grad
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of an implementation, split into what is timed and what is not."""
-
-    begin: Callable[[], None]
-    """Of a backward: lay out the activations and run the forward, which are not timed."""
-    prepare: Callable[..., None]
-    """Lay out the other inputs, as a given draw has them, by default the call's own."""
-    run: Callable[[Pause], None]
-    """The timed work."""
-    results: Callable[[], Produced]
-    """Hand out what it produced."""
-
-    def __call__(self) -> Produced:
-        """Make the whole call, untimed."""
-        self.begin()
-        self.prepare()
-        self.run(nullcontext)
-        return self.results()
-
-
-@dataclass(frozen=True)
 class View:
     """A strided part of one parameter."""
 
@@ -60,38 +39,19 @@ class View:
         return value.as_strided(self.size, self.stride, value.storage_offset() + self.offset)
 
 
-class WeightViews:
-    """Which part of an implementation's own parameters is which weight; found once, before any call.
-
-    `Step.to_canonical` maps gradients in an implementation's own layout (packed, interleaved) to those of the weights.
-    It is the implementation's code, so it is called once, at the build, on the parameters themselves: the views that it
-    returns say where each weight lies. From then on the suite itself takes gradients apart, and puts new weights into
-    parameters, by these views.
-    """
-
-    def __init__(self, views: Mapping[str, View]) -> None:
-        self.views = dict(views)
-
-    def take_apart(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gradients of the own parameters as gradients of the weights; a parameter without one yields none.
-
-        A gradient that is not a plain tensor stands for the whole of its weights, for whoever judges it to refuse.
-        """
-        plain = {n: type(value) is Tensor and value.layout is torch.strided for n, value in gradients.items()}
-        whole = {name: value.contiguous() if plain[name] else value for name, value in gradients.items()}
-        return {
-            name: view.of(whole[view.parameter]) if plain[view.parameter] else whole[view.parameter]
-            for name, view in self.views.items()
-            if view.parameter in whole
-        }
+Views = Mapping[str, View]
+"""Which part of an implementation's own parameters is which weight."""
 
 
 def find_views(
     parameters: Mapping[str, Tensor], to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None
-) -> WeightViews:
-    """Find where each weight lies in the parameters.
+) -> Views:
+    """Find where each weight lies in the parameters, once and before any call.
 
-    Raises TypeError where `to_canonical` returns anything but views of what it is given.
+    `Step.to_canonical` maps gradients in an implementation's own layout (packed, interleaved) to those of the weights.
+    It is the implementation's code, so it is called once, on the parameters themselves. From then on the suite itself
+    takes gradients apart, and puts new weights into parameters, by the views that it returned. Raises TypeError where
+    it returns anything else.
     """
     given = {  # on the CPU, where memory that nobody touches is none
         name: torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
@@ -108,7 +68,21 @@ def find_views(
                 "gradients it was given; return views of them, as chunk, unbind and slices make them"
             )
         views[name] = View(home, tuple(value.shape), value.stride(), int(value.storage_offset()))
-    return WeightViews(views)
+    return views
+
+
+def take_apart(views: Views, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of the own parameters as gradients of the weights; a parameter without one yields none.
+
+    A gradient that is not a plain tensor stands for the whole of its weights, for whoever judges it to refuse.
+    """
+    plain = {n: type(value) is Tensor and value.layout is torch.strided for n, value in gradients.items()}
+    whole = {name: value.contiguous() if plain[name] else value for name, value in gradients.items()}
+    return {
+        name: view.of(whole[view.parameter]) if plain[view.parameter] else whole[view.parameter]
+        for name, view in views.items()
+        if view.parameter in whole
+    }
 
 
 class Built:
@@ -135,8 +109,8 @@ class Built:
                 raise TypeError(f"the parameter {name!r} is not a leaf tensor, so it gets no gradient")
         self._plain = all(type(value) in (Tensor, torch.nn.Parameter) for value in self.parameters.values())
         if self._plain:
-            self.layout = find_views(self.parameters, step.to_canonical)
-            self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self.layout.take_apart
+            self.views = find_views(self.parameters, step.to_canonical)
+            self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = partial(take_apart, self.views)
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)
             self._take_apart = step.to_canonical or dict
         self.desk = Desk(self.problem)
@@ -157,60 +131,8 @@ class Built:
         return {"output": _detached(self.forward(*(leaf(value, bool(self.gradients)) for value in leaves)))}
 
     def call(self, mode: Mode, draw: Draw, upstream_first: bool = False) -> Call:
-        """A call of a mode on the inputs of a draw, which are laid out when the call is prepared.
-
-        The upstream gradient is drawn after the forward has returned, so that no forward can know it; a step whose time
-        cannot be paused for that has it drawn before.
-        """
-        kept: dict[str, Any] = {}
-
-        def lay_out(requires_grad: bool, given: Draw = draw) -> None:
-            self.drop_gradients()
-            leaves = self.desk.activations(given)
-            kept["leaves"] = [leaf(value, requires_grad) for value in leaves]
-
-        def forward() -> None:
-            kept["output"] = output = self.forward(*kept["leaves"])
-            if not isinstance(output, Tensor):
-                raise TypeError(f"forward returned {_kind(output)}; it has to return one tensor")
-
-        def infer(pause: Pause) -> None:
-            with _no_grad():
-                forward()
-
-        def lay_upstream(given: Draw = draw) -> None:
-            kept["upstream"] = self.desk.upstream(given)
-
-        def backward(pause: Pause) -> None:
-            _backward(kept["output"], kept["upstream"])
-
-        def step(pause: Pause) -> None:
-            forward()
-            if not upstream_first:
-                with pause():
-                    lay_upstream()
-            backward(pause)
-
-        def results() -> Produced:
-            found = self._collect(kept["leaves"]) if mode is not Mode.FORWARD else {}
-            return {"output": _detached(kept.pop("output")), **found}
-
-        def prepare_step(given: Draw = draw) -> None:
-            lay_out(True, given)
-            if upstream_first:
-                lay_upstream(given)
-
-        def begin_backward() -> None:
-            lay_out(True)
-            forward()
-
-        match mode:
-            case Mode.FORWARD:
-                return Call(_nothing, partial(lay_out, False), infer, results)
-            case Mode.STEP:
-                return Call(_nothing, prepare_step, step, results)
-            case Mode.BACKWARD:
-                return Call(begin_backward, lay_upstream, backward, results)
+        """A call of a mode on the inputs of a draw, which are laid out when the call is prepared."""
+        return Call(self, mode, draw, upstream_first)
 
     def recordable(self, mode: Mode) -> Callable[[], Callable[[], Produced]]:
         """The work of a forward or a step on tensors that stay where they are, as a CUDA graph needs it.
@@ -239,26 +161,20 @@ class Built:
 
         return forward if mode is Mode.FORWARD else step
 
-    def run_on(self, activations: Sequence[Tensor], upstream: Tensor) -> Produced:
-        """Run a forward and a backward on given tensors: other strides, sizes or values than those of a draw."""
+    def run_on(self, activations: Sequence[Tensor], upstream: Tensor, twice: bool = False) -> Produced:
+        """Run a forward and a backward on given tensors: other strides, sizes or values than those of a draw.
+
+        `twice`: the backward runs again through the retained graph, and only its second gradients count.
+        """
         self.drop_gradients()
         leaves = [leaf(value.detach(), bool(self.gradients)) for value in activations]
         output = self.forward(*leaves)
+        if twice:
+            _backward(output, upstream.clone(), retain_graph=True)
+            self.drop_gradients(leaves)
         if self.gradients:
             _backward(output, upstream)
         return {"output": _detached(output), **self._collect(leaves)}
-
-    def train_twice(self, draw: Draw) -> Produced:
-        """One forward and, with its graph retained, two backwards: the output and the gradients of the second."""
-        self.drop_gradients()
-        leaves = [leaf(value) for value in self.desk.activations(draw)]
-        output = self.forward(*leaves)
-        _backward(output, self.desk.upstream(draw), retain_graph=True)
-        self.drop_gradients()
-        for value in leaves:
-            value.grad = None
-        _backward(output, self.desk.upstream(draw))
-        return {"output": output.detach(), **self._collect(leaves)}
 
     def accumulate(self, draws: Sequence[Draw], train: bool) -> Produced:
         """Two steps whose gradients add up, and inference on further draws between the first's forward and backward.
@@ -266,21 +182,19 @@ class Built:
         The sums of all outputs and of each gradient; without `train`, outputs of inference alone.
         """
         train = train and bool(self.gradients)
-
-        def forward(activations: Sequence[Tensor]) -> Tensor:
-            with nullcontext() if train else _no_grad():
-                return self.forward(*activations)
-
+        gradient_mode = nullcontext if train else _no_grad
         self.drop_gradients()
         first, second, *between = draws
         leaves = [leaf(value.clone(), train) for value in self.desk.activations(first)]
-        outputs = [forward(leaves)]
+        with gradient_mode():
+            outputs = [self.forward(*leaves)]
         with _no_grad():
             outputs += [self.forward(*self.desk.activations(draw)) for draw in between]
         if train:
             _backward(outputs[0], self.desk.upstream(first))
         later = [leaf(value, train) for value in self.desk.activations(second)]
-        outputs.append(forward(later))
+        with gradient_mode():
+            outputs.append(self.forward(*later))
         found: Produced = {}
         if train:
             _backward(outputs[-1], self.desk.upstream(second))
@@ -294,7 +208,7 @@ class Built:
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Change the weights in place, as an optimiser does."""
         with _no_grad():
-            for name, view in self.layout.views.items():
+            for name, view in self.views.items():
                 view.of(self.parameters[view.parameter].detach()).copy_(weights[name])
 
     def memory(self, draw: Draw) -> MemoryUse:
@@ -306,9 +220,7 @@ class Built:
         def backward(output: Tensor) -> Produced:
             _backward(output, upstream)
             taken = self._collect(leaves)
-            self.drop_gradients()
-            for value in leaves:
-                value.grad = None
+            self.drop_gradients(leaves)
             return taken
 
         try:
@@ -318,10 +230,10 @@ class Built:
         finally:
             self.drop_gradients()
 
-    def drop_gradients(self) -> None:
-        """Set the parameters' gradients to None."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+    def drop_gradients(self, leaves: Sequence[Tensor] = ()) -> None:
+        """Set the gradients of the parameters, and of some activations, to None."""
+        for value in (*self.parameters.values(), *leaves):
+            value.grad = None
 
     def _collect(self, leaves: list[Tensor]) -> Produced:
         return self._canonical(self._found(leaves))
@@ -337,6 +249,68 @@ class Built:
         return {name: found.get(name) for name in self.gradients}
 
 
+class Call:
+    """One call of an implementation, split into what is timed and what is not.
+
+    The upstream gradient is drawn after the forward has returned, so that no forward can know it; a step whose time
+    cannot be paused for that has it drawn before (`upstream_first`).
+    """
+
+    def __init__(self, built: Built, mode: Mode, draw: Draw, upstream_first: bool) -> None:
+        self._built, self._mode, self._draw, self._upstream_first = built, mode, draw, upstream_first
+        self._leaves: list[Tensor] = []
+        self._output: Any = None
+
+    def __call__(self) -> Produced:
+        """Make the whole call, untimed."""
+        self.begin()
+        self.prepare()
+        self.run(nullcontext)
+        return self.results()
+
+    def begin(self) -> None:
+        """Of a backward: lay out the activations and run the forward, which are not timed."""
+        if self._mode is Mode.BACKWARD:
+            self._lay_out(self._draw)
+            self._forward()
+
+    def prepare(self, given: Draw | None = None) -> None:
+        """Lay out the other inputs, as a given draw has them, by default the call's own."""
+        given = given or self._draw
+        if self._mode is not Mode.BACKWARD:
+            self._lay_out(given)
+        if self._mode is Mode.BACKWARD or (self._mode is Mode.STEP and self._upstream_first):
+            self._upstream = self._built.desk.upstream(given)
+
+    def run(self, pause: Pause) -> None:
+        """The timed work."""
+        if self._mode is Mode.FORWARD:
+            with _no_grad():
+                self._forward()
+            return
+        if self._mode is Mode.STEP:
+            self._forward()
+            if not self._upstream_first:
+                with pause():
+                    self._upstream = self._built.desk.upstream(self._draw)
+        _backward(self._output, self._upstream)
+
+    def results(self) -> Produced:
+        """Hand out what it produced."""
+        output, self._output = self._output, None
+        found = self._built._collect(self._leaves) if self._mode is not Mode.FORWARD else {}
+        return {"output": _detached(output), **found}
+
+    def _lay_out(self, draw: Draw) -> None:
+        self._built.drop_gradients()
+        self._leaves = [leaf(value, self._mode is not Mode.FORWARD) for value in self._built.desk.activations(draw)]
+
+    def _forward(self) -> None:
+        self._output = output = self._built.forward(*self._leaves)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"forward returned {_kind(output)}; it has to return one tensor")
+
+
 def add_up(
     call: Callable[[Draw], Produced], draws: Sequence[Draw], sums: Mapping[str, Tensor], flush: Callable[[], None]
 ) -> None:
@@ -346,10 +320,6 @@ def add_up(
         produced = call(draw)
         for name, place in sums.items():
             place.add_(produced[name])
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _detached(output: Any) -> Any:

@@ -115,7 +115,6 @@ class GlobalState:
     """The global state as it was before a contender's code ran, and what has been found changed since."""
 
     def __init__(self) -> None:
-        """Remember the present state."""
         self._values = {name: read() for name, (read, _) in (SETTINGS | PUT_BACK).items()}
         self._modes, self._operators = self._count_modes(), _replaced_operators()
         self.changed: set[str] = set()

@@ -51,6 +51,15 @@ REFERENCE = implementation(
 """The definition as an implementation: eager PyTorch in the dtype of the case."""
 
 
+def in_fp64(problem: Problem) -> Problem:
+    """The same problem with fp64 weights and biases."""
+
+    def doubles(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.detach().double() for name, value in values.items()}
+
+    return replace(problem, weights=doubles(problem.weights), biases=doubles(problem.biases))
+
+
 @dataclass(frozen=True)
 class Truth:
     """The fp64 answer to one call, and eager PyTorch's distance from it, per tensor."""
@@ -292,7 +301,6 @@ def _of_experts(problem: Problem, activations: Sequence[Tensor], upstream: Tenso
 
 
 def _places(problem: Problem, backward: bool) -> dict[str, Tensor]:
-    """Zeros for the output and every gradient that is asked for."""
     found = sizes(problem.case)
     names = (*tensors(problem.case.scope), *problem.biases) if backward else ()
     wanted = {"output": found["upstream"]} | {name: found[name] for name in names}

@@ -64,7 +64,6 @@ def form_fault(
 
 
 def _extent(value: Tensor) -> tuple[int, int]:
-    """First and one-past-last byte address of what a strided tensor may touch."""
     if value.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

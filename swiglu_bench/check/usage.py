@@ -18,9 +18,9 @@ from swiglu_bench.cases.cases import WEIGHTS, Case, Mode, Precision
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import Desk, Draw, Values, depths, leaf, make_problem, torch_dtype
-from swiglu_bench.check.judge import Judge
+from swiglu_bench.check.built import Built, take_apart
+from swiglu_bench.check.inputs import Desk, Draw, Values, depths, every_other_column, leaf, make_problem, torch_dtype
+from swiglu_bench.check.judge import Judge, in_fp64
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 
@@ -61,7 +61,7 @@ class UsedLayer:
     def gradients(self) -> Results:
         """Copies of what has gathered in the weights, by their names."""
         own = {name: value.grad for name, value in self.built.parameters.items() if value.grad is not None}
-        return {f"d {name}": value.clone() for name, value in self.built.layout.take_apart(own).items()}
+        return {f"d {name}": value.clone() for name, value in take_apart(self.built.views, own).items()}
 
     def train(self, activations: Sequence[Tensor], upstream: Tensor) -> Results:
         """A forward and a backward: the output, and gradients of the activations that require them."""
@@ -154,8 +154,8 @@ def batches(given: Arrangement) -> Results:
 
 def strided(given: Arrangement) -> Results:
     """Activations and an upstream gradient that are not contiguous."""
-    leaves = [leaf(_every_other_column(value)) for value in given.inputs[0]]
-    return given.layer.train(leaves, _every_other_column(given.upstream[0]))
+    leaves = [leaf(every_other_column(value)) for value in given.inputs[0]]
+    return given.layer.train(leaves, every_other_column(given.upstream[0]))
 
 
 def other_lengths(given: Arrangement) -> Results:
@@ -266,22 +266,17 @@ def arrange(implementation: Implementation, case: Case, device: torch.device, se
     )
 
 
-def in_fp64(given: Arrangement) -> Arrangement:
+def exact(given: Arrangement) -> Arrangement:
     """The same arrangement with weights, inputs and upstream gradients in fp64."""
 
     def double(value: Tensor) -> Tensor:
         return value.detach().double() if value.is_floating_point() else value
 
-    def doubles(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: double(value) for name, value in values.items()}
-
     def layer(original: UsedLayer) -> UsedLayer:
-        problem = original.built.problem
-        exact = replace(problem, weights=doubles(problem.weights), biases=doubles(problem.biases))
-        return UsedLayer(original.built.implementation, exact)
+        return UsedLayer(original.built.implementation, in_fp64(original.built.problem))
 
     return Arrangement(
-        layer(given.layer), layer(given.tail), doubles(given.other_weights),
+        layer(given.layer), layer(given.tail), {name: double(value) for name, value in given.other_weights.items()},
         [list(map(double, values)) for values in given.inputs], list(map(double, given.tail_inputs)),
         list(map(double, given.upstream)),
     )  # fmt: skip
@@ -296,7 +291,7 @@ class UseJudge:
     ) -> None:  # fmt: skip
         """`wanted` names the scenarios, `gradients` those that the implementation yields."""
         given = arrange(judge.definition, case, device, seeds)
-        exact = in_fp64(given)
+        precise = exact(given)
         self._case, self._quantised = case, judge is not Judge
         self.truth: Results = {}
         self._eager: Results = {}
@@ -313,7 +308,7 @@ class UseJudge:
             self.truth |= {f"{values}: {name}": value for name, value in truth.items()}
             self._eager |= {f"{values}: {name}": eager[name] for name in truth}
         for scenario in (scenario for scenario in REQUIRED + TOLERATED if scenario.__name__ in wanted):
-            for store, results in ((self.truth, scenario(exact)), (self._eager, scenario(given))):
+            for store, results in ((self.truth, scenario(precise)), (self._eager, scenario(given))):
                 store.update({f"{scenario.__name__}: {name}": value for name, value in results.items()})
         frozen = set(WEIGHTS[case.scope]) - set(gradients)
         self.truth = {n: value for n, value in self.truth.items() if not frozen & set(n.split())}
@@ -370,7 +365,3 @@ def _evened(value: Tensor, truth: Tensor, eager: Tensor) -> tuple[Tensor, Tensor
     sizes = torch.linalg.vector_norm(truth.flatten(1), dim=1).view(-1, *[1] * (truth.dim() - 1))
     sizes = torch.where(sizes == 0, 1.0, sizes)
     return value.double() / sizes, truth / sizes, eager.double() / sizes
-
-
-def _every_other_column(value: Tensor) -> Tensor:
-    return value.new_zeros(value.shape[0], 2 * value.shape[1])[:, ::2].copy_(value)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput, one_line
+from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
 from swiglu_bench.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
 from swiglu_bench.request import INTERRUPTED, held
@@ -70,7 +71,6 @@ def ceilings(
 
 
 def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]:
-    """Each rate, or why it could not be measured; `default` marks those that sweeps use."""
     import torch
 
     from swiglu_bench.cases.shapes import load_shapes
@@ -143,44 +143,43 @@ def noise(
     Example: swiglu-bench noise --pairs 100
     """
     text.check("--format", form, text.TABLE, "json")
-    import tempfile
-
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.output import default_folder
-    from swiglu_bench.show.console import Bar
+    from swiglu_bench.show.console import Bar, Screen
     from swiglu_bench.tasks import noise as measuring
+    from swiglu_bench.tasks.case import court_of
     from swiglu_bench.worker.competitor import competitors
-    from swiglu_bench.worker.court import Court
     from swiglu_bench.worker.settings import Settings, Task
 
     chosen = machine.find_device(device)
-    case = _noise_case(chosen.type == "cuda", tokens)
-    this, console = machine.describe(chosen), text.screen(form)
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    on_gpu = chosen.type == "cuda"
+    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
+    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
+    case = Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
+    this, screen = machine.describe(chosen), Screen(text.screen(form))
     path = out or default_folder(this, "noise.csv", machine.now())
     if path.exists():
         raise BadInput(f"--out: {path} is already there; give a new file.")
     settings = Settings(Task.TIME, chosen, "noise", machine.run_id(machine.now()), rule=Rule(budget_s=budget))
     found: list[Pair] = []
-    with held(chosen, wait), tempfile.TemporaryDirectory(prefix="swiglu-bench-") as logs, ExitStack() as stack:
+    with held(chosen, wait), ExitStack() as stack:
         run_folder.create_folder(path.parent)
         file = text.Table(path, NOISE_COLUMNS)
         others = stack.enter_context(competitors(chosen)) if under_load else 0
         beside = f" beside {others} programs that compete with them" if others else ""
-        say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")
-        court = Court(settings, this, TIMEOUT_S, Path(logs))
-        stack.callback(court.end)
+        screen.say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")
+        court = stack.enter_context(court_of(settings, this, TIMEOUT_S))
         series = measuring.noise(court, case, [pytorch.eager])
         try:
-            bar = stack.enter_context(Bar(console, pairs))
+            bar = stack.enter_context(Bar(screen.console, pairs))
             for number in range(pairs):
                 bar.tell(f"timing pair {number + 1} of {pairs}", number)
                 found.append(next(series))
                 file.append([_noise_row(number, found[-1])])
         except KeyboardInterrupt:
-            console.print(f"Interrupted after {len(found)} pairs.", style="yellow")
+            screen.say(f"Interrupted after {len(found)} pairs.", style="yellow")
     if len(found) < 2:
         raise typer.Exit(INTERRUPTED)
     summary = measuring.summarise(found)
@@ -189,19 +188,11 @@ def noise(
         about = {"kind": "noise", "machine": this.as_dict(), "file": str(path), **dataclasses.asdict(summary)}
         text.put(text.as_json(about | {"rows": rows}))
     else:
-        console.print(_noise_table(summary, found))
-    say(f"Every pair: {path}")
+        screen.console.print(_noise_table(summary, found))
+    screen.say(f"Every pair: {path}")
     if len(found) < pairs:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(int(summary.false_positives > 0.05 * len(found)))
-
-
-def _noise_case(on_gpu: bool, tokens: int | None) -> Case:
-    from swiglu_bench.cases.shapes import load_shapes
-
-    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
-    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
-    return Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
 
 
 def _noise_row(number: int, pair: Pair) -> list[object]:
@@ -213,7 +204,6 @@ def _noise_row(number: int, pair: Pair) -> list[object]:
 
 
 def _share(difference: float) -> str:
-    """A difference in percent, or as a factor where it is larger than that."""
     return f"{difference:.3%}" if difference < 1 else f"{1 + difference:.3g} times"
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import policy
@@ -18,7 +21,7 @@ from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.admission import failure as failed_check
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, JudgeLost
-from swiglu_bench.worker.settings import Task
+from swiglu_bench.worker.settings import Settings, Task
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +31,13 @@ TWINS = ("twin 1", "twin 2", "twin 3")
 
 @dataclass
 class Entry:
-    """A contender of the case that was admitted."""
-
-    contender: Contender
-    record: Record
-    gradients: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Able:
     """An implementation that takes part in the case, and its row."""
 
     implementation: Implementation
     record: Record
+    contender: Contender = field(init=False)
+    """Its process, once it was asked for."""
+    gradients: tuple[str, ...] = ()
 
 
 class CaseRun(ABC):
@@ -57,14 +54,14 @@ class CaseRun(ABC):
     def rows(self, implementations: Sequence[Implementation]) -> Iterator[Record]:
         """All rows of the case; how one implementation ends never keeps another from its row."""
         settings, this = self.court.settings, self.court.machine
-        able: list[Able] = []
+        able: list[Entry] = []
         for implementation in implementations:
             record = policy.blank(settings, this, self.case, implementation)
             reason = policy.inapplicable(settings, this, self.case, implementation)
             if reason:
                 yield record.end(Status.SKIPPED, reason)
             else:
-                able.append(Able(implementation, record))
+                able.append(Entry(implementation, record))
         if not able:
             return
         waiting = {known.record.implementation: known.record for known in able}
@@ -80,18 +77,17 @@ class CaseRun(ABC):
             self.court.judge.end_case()
 
     @abstractmethod
-    def measure(self, able: Sequence[Able]) -> Iterator[Record]:
+    def measure(self, able: Sequence[Entry]) -> Iterator[Record]:
         """The rows of the implementations that take part, the baseline first; the truth is known."""
 
     def too_long(self, contenders: int) -> str | None:
         """Why there is no time for the case, or None."""
         return None
 
-    def start_early(self, able: Sequence[Able]) -> None:  # noqa: B027
+    def start_early(self, able: Sequence[Entry]) -> None:  # noqa: B027
         """Start processes that can load while the truth is computed."""
 
-    def _judged(self, able: Sequence[Able]) -> Iterator[Record]:
-        """The rows of the implementations that apply."""
+    def _judged(self, able: Sequence[Entry]) -> Iterator[Record]:
         judge, settings, case = self.court.judge, self.court.settings, self.case
         self.admitting = Admitting(
             self.court, case, self.drawn, thorough=self.task is Task.VERIFY, used=self.court.kept.used
@@ -117,7 +113,7 @@ class CaseRun(ABC):
         # The baseline comes first, so that it can be timed before any other's code has run.
         yield from self.measure(sorted(able, key=lambda known: known.implementation.name != self.baseline))
 
-    def admitted(self, able: Sequence[Able], together: bool) -> Iterator[tuple[Able, Entry | None]]:
+    def admitted(self, able: Sequence[Entry], together: bool) -> Iterator[tuple[Entry, bool]]:
         """Check one after the other; where not all fit `together` on the device, each one's process ends after it."""
         everyone = [known.implementation for known in able]
         if not together:
@@ -154,19 +150,18 @@ class CaseRun(ABC):
         self.court.aside(wanted, min(len(wanted), at_once), self.admitting.rehearse)
         rehearsed |= {keys[known.name] for known in wanted}
 
-    def admit(self, known: Able, stays: bool = True) -> Entry | None:
-        """Check one contender; its record ends here unless an entry comes back.
+    def admit(self, known: Entry, stays: bool = True) -> bool:
+        """Check one contender: whether it was admitted; else its record ends here.
 
         Unless it stays, its process ends, whatever the verdict: the others need the memory.
         """
         contender: Contender | None = None
-        gradients: tuple[str, ...] = ()
         implementation, record = known.implementation, known.record
         try:
-            contender = self.court.contender(implementation)
+            known.contender = contender = self.court.contender(implementation)
             with nullcontext() if self.task is Task.VERIFY else self.court.held():
                 admission = self.admitting.admit(contender)
-                gradients = admission.gradients
+                known.gradients = admission.gradients
                 record.drawn = " ".join(str(seed) for seed in self.drawn.seeds)
                 record.first_call_ms = admission.first_call_ms
                 record.note_checks(admission.checks)
@@ -183,7 +178,7 @@ class CaseRun(ABC):
             record.end(Status.ERROR, f"{sentence(error)}{self.court.log_of(contender) if contender else ''}")
         if contender and not stays:
             self.end(contender)
-        return Entry(contender, record, gradients) if contender and record.status is Status.OK else None
+        return record.status is Status.OK
 
     def once_admitted(self, record: Record, contender: Contender) -> None:  # noqa: B027
         """Ask more of a contender that was admitted, while the others stand still."""
@@ -195,6 +190,17 @@ class CaseRun(ABC):
         """End a process for which there is no room now, and free the memory through which it hands over results."""
         contender.end()
         self.court.judge.close_letterboxes(contender.name)
+
+
+@contextmanager
+def court_of(settings: Settings, this: Machine, timeout_s: float) -> Iterator[Court]:
+    """A court for a task that no sweep runs; its processes end with the context."""
+    with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
+        court = Court(settings, this, timeout_s, Path(folder))
+        try:
+            yield court
+        finally:
+            court.end()
 
 
 def blame(record: Record, check: str, reason: str) -> None:

@@ -58,7 +58,6 @@ def noise(court: Court, case: Case, implementations: Sequence[Implementation]) -
 
 
 def _built(court: Court, case: Case, implementation: Implementation) -> list[Contender]:
-    """New processes of the implementation, built for the case."""
     members = [(implementation, role) for role in ("", *TWINS, "contender")]
     court.start(members, case)
     contenders = [court.contender(*member) for member in members]

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 def task_of(settings: Settings) -> CaseTask:
     """The task that settings ask for."""
-    from swiglu_bench.tasks.memory import memory
     from swiglu_bench.tasks.time import time
-    from swiglu_bench.tasks.verify import sanitize, verify
+    from swiglu_bench.tasks.untimed import memory, sanitize, verify
     from swiglu_bench.worker.settings import Task
 
     if settings.sanitizer:

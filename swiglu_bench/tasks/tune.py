@@ -11,7 +11,7 @@ import contextlib
 import fnmatch
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,6 @@ FINALISTS = 3
 SCREEN = Rule(warmup_rounds=1, min_rounds=5, max_rounds=30, min_s=0.0, precision=0.01)
 """The rule of the first round of timing, with the budget of the second."""
 SHIPPED, TWIN = "shipped", "shipped, again"
-
-
 MULTIPLE = 16
 """Sizes are multiples of this: then the kernels access memory 16 bytes at a time (`launch.vectorises`)."""
 
@@ -151,12 +149,11 @@ class Tuner:
         if len(launches) == 1:
             raise CannotTune(f"none of {len(others)} candidates is correct; the first: {next(iter(rejected.values()))}")
 
-        race = _Race(work, self.device, expected, self.clock, self.seed)
         tell(f"timing {len(launches)}")
-        first = race.run(launches, replace(SCREEN, budget_s=self.rule.budget_s))
+        first = self._race(work, expected, launches, replace(SCREEN, budget_s=self.rule.budget_s))
         finalists = _ranked(first, [choice for choice in launches if choice != shipped], rejected)[:FINALISTS]
         tell("timing the fastest")
-        final = race.run({choice: launches[choice] for choice in (shipped, *finalists)}, self.rule)
+        final = self._race(work, expected, {choice: launches[choice] for choice in (shipped, *finalists)}, self.rule)
         placed, twin = _ranked(final, finalists, rejected), final.ratio(TWIN, SHIPPED)
         if not placed or twin is None:
             raise CannotTune(f"no candidate could be timed; the last: {list(rejected.values())[-1:]}")
@@ -166,37 +163,25 @@ class Tuner:
         shipped_ms, best_ms = (percentile(final.timings[name].ms, 50) for name in (SHIPPED, str(best)))
         return TunedTile(shipped, best, shipped_ms, best_ms, ratio, twin.noise, len(others) + 1, rejected)
 
+    def _race(self, work: Workload, expected: list[Tensor], launches: Mapping[Choice, Runnable], rule: Rule) -> Rounds:
+        """Time launches in interleaved rounds, the first, which is the baseline, under two names.
 
-@dataclass(frozen=True)
-class _Race:
-    """Launches of one workload timed in interleaved rounds; the results of the last round are checked again."""
+        The results of the last round are checked again.
+        """
 
-    work: Workload
-    device: torch.device
-    expected: list[Tensor]
-    clock: Clock
-    seed: int
+        def inspect(name: str, number: int, result: Any) -> None:
+            self.clock.synchronize()
+            reason = difference(list(work.outputs), expected)
+            if reason:
+                raise ArithmeticError(f"{name}, when it was timed: {reason}")
 
-    def run(self, launches: dict[Choice, Runnable], rule: Rule) -> Rounds:
-        """The first of the launches is the baseline and runs under two names."""
         shipped, *others = launches.items()
         named = [(SHIPPED, shipped[1]), (TWIN, shipped[1]), *((str(choice), launch) for choice, launch in others)]
         return run_rounds(
             [on_clock(name, self.clock, partial(lambda run, number: run, launch.run)) for name, launch in named],
-            rule,
-            baseline=SHIPPED,
-            seed=self.seed,
-            before_inspection=lambda number: _poison(self.work),
-            inspect=self._inspect,
+            rule, baseline=SHIPPED, seed=self.seed, before_inspection=lambda number: _poison(work), inspect=inspect,
             device_works=partial(answers, self.device),
-        )
-
-    def _inspect(self, name: str, number: int, result: Any) -> None:
-        del number, result
-        self.clock.synchronize()
-        reason = difference(list(self.work.outputs), self.expected)
-        if reason:
-            raise ArithmeticError(f"{name}, when it was timed: {reason}")
+        )  # fmt: skip
 
 
 def _ranked(rounds: Rounds, choices: Iterable[Choice], rejected: dict[Choice, str]) -> list[Choice]:
@@ -217,7 +202,6 @@ def _poison(work: Workload) -> None:
 
 
 def _outputs(work: Workload, launch: Runnable, clock: Clock) -> list[Tensor]:
-    """What a launch writes over NaN."""
     _poison(work)
     launch.run()
     clock.synchronize()

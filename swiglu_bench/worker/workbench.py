@@ -316,7 +316,7 @@ class Workbench:
     def deliver_weights(self) -> CallReport:
         """Hand over the weights as the contender has them now."""
         wanted, built = self._boxes["weights"].tensors, self._built
-        views = {name: view for name, view in built.layout.views.items() if name in wanted}
+        views = {name: view for name, view in built.views.items() if name in wanted}
         found = {name: view.of(built.parameters[view.parameter].detach()) for name, view in views.items()}
         delivered, _ = self._deliver("weights", found, [])
         self.clock.synchronize()

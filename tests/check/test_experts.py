@@ -11,8 +11,8 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import AuditVerdict
+from swiglu_bench.tasks.contract.inputs import PASSED, Subject
 from swiglu_bench.tasks.contract.matrix import checks_of
-from swiglu_bench.tasks.contract.subject import PASSED, Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS, SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import Specimen
 
@@ -43,13 +43,6 @@ def test_the_ways_of_pytorch_are_right(entry: Implementation, shape: Shape, dtyp
     if case.mode is Mode.STEP:
         assert {check.tensor for check in checks} == {"output", *problem.biases, *tensors(Scope.EXPERTS)}
     assert [(check.tensor, check.reason) for check in checks if not check.ok] == []
-
-
-def test_what_a_shape_has_must_be_offered() -> None:
-    biased, plain = (case_of(mixture(extras=extras), dtype=Dtype.BFLOAT16) for extras in (GPT_OSS, PLAIN))
-    assert experts.liger_experts.refuses(biased) == "It does not support what mixture needs: bias, limit."
-    assert experts.liger_experts.refuses(plain) is None
-    assert experts.batched.refuses(case_of(mixture(), tokens=17)) == "It supports at most 16 tokens."
 
 
 def test_a_limit_that_is_ignored_is_caught_as_a_model_uses_it() -> None:

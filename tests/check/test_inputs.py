@@ -6,31 +6,9 @@ import torch
 from specimens import small_case
 from torch import Tensor
 
-from swiglu_bench.cases.cases import (
-    ACTIVATIONS,
-    BIASES,
-    DENSE,
-    WEIGHTS,
-    Dtype,
-    Experts,
-    Extras,
-    RoutingKind,
-    Scope,
-    Shape,
-)
+from swiglu_bench.cases.cases import ACTIVATIONS, Dtype, Experts, Extras, RoutingKind, Scope, Shape
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.inputs import (
-    DEPTHS,
-    Desk,
-    Draw,
-    Values,
-    draw_experts,
-    load_of,
-    make_problem,
-    new_seed,
-    sizes,
-    torch_dtype,
-)
+from swiglu_bench.check.inputs import DEPTHS, Desk, Draw, Values, draw_experts, load_of, make_problem, new_seed
 
 WIDE_SHAPE = Shape("wide", 512, 300, "made up", (1,))
 
@@ -69,26 +47,6 @@ def test_weights_without_a_seed_are_new_each_time_whatever_the_case_s_seed() -> 
     assert new_seed() != new_seed()
 
 
-@pytest.mark.parametrize(("scope", "dtype"), zip(DENSE, Dtype, strict=True))
-def test_sizes_and_types(scope: Scope, dtype: Dtype) -> None:
-    case = small_case(scope=scope, dtype=dtype)
-    assert make_problem(case, "cpu").biases == {}
-    assert list(make_problem(case, "cpu", Extras(bias=True)).biases) == list(BIASES[scope])
-    problem = make_problem(case, torch.device("cpu"))
-    given = drawn(problem, Draw(0))
-    wide, narrow = (7, 40), (7, 24)
-    expected = {"x": narrow, "gate": wide, "up": wide, "w_gate": (40, 24), "w_up": (40, 24), "w_down": (24, 40)}
-    assert set(problem.weights) == set(WEIGHTS[scope])
-    assert list(given) == [*ACTIVATIONS[scope], "upstream"]
-    for name, value in (problem.weights | given).items():
-        size = expected.get(name, narrow if scope is Scope.MLP else wide)
-        assert tuple(value.shape) == sizes(case)[name] == size
-        assert value.dtype == torch_dtype(case) == getattr(torch, dtype.value)
-        assert value.is_contiguous()
-        assert not value.requires_grad
-        assert torch.isfinite(value).all()
-
-
 @pytest.mark.parametrize("offset", [0.0, -9.0])
 def test_gate_and_up_are_of_unit_size_and_gates_are_where_the_offset_moves_them(offset: float) -> None:
     problem = make_problem(small_case(shape=WIDE_SHAPE, tokens=200), "cpu", gate_offset=offset)
@@ -101,20 +59,6 @@ def test_gate_and_up_are_of_unit_size_and_gates_are_where_the_offset_moves_them(
             assert offset or math.isclose(projected.std().item(), 1.0, abs_tol=0.1)
 
 
-def test_leaves_are_one_s_own_but_share_the_values() -> None:
-    problem = make_problem(small_case(scope=Scope.MLP), "cpu")
-    mine, theirs = problem.with_leaves(requires_grad=False), problem.with_leaves(requires_grad=True)
-    for name, weight in problem.weights.items():
-        leaf = mine.weights[name]
-        assert leaf.is_leaf
-        assert (leaf.requires_grad, theirs.weights[name].requires_grad) == (False, True)
-        assert leaf is not theirs.weights[name]
-        assert leaf.data_ptr() == weight.data_ptr()
-        assert not weight.requires_grad
-    theirs.weights["w_up"].sum().backward()
-    assert mine.weights["w_up"].grad is None
-
-
 # Draws
 
 
@@ -125,18 +69,6 @@ def test_no_two_tensors_are_alike(scope: Scope) -> None:
     found = [*problem.weights.values(), *drawn(problem, Draw(0)).values(), *drawn(problem, Draw(10)).values()]
     for first, second in itertools.combinations(found, 2):
         assert first.shape != second.shape or not torch.equal(first, second)
-
-
-def test_a_draw_lies_where_the_one_before_lay_in_tensors_of_its_own() -> None:
-    desk = Desk(make_problem(small_case(scope=Scope.ACTIVATION), "cpu"))
-    first, upstream = desk.activations(Draw(1)), desk.upstream(Draw(1))
-    addresses = [value.data_ptr() for value in (*first, upstream)]
-    first[0].requires_grad_()
-    second = desk.activations(Draw(2))
-    assert addresses == [value.data_ptr() for value in (*second, desk.upstream(Draw(2)))]
-    assert not any(value.requires_grad or value is first[index] for index, value in enumerate(second))
-    assert torch.equal(first[0], second[0]), "the memory is the same, so that the old values are gone"
-    assert set(desk.given) == {"gate", "up", "upstream"}
 
 
 @pytest.mark.parametrize("scope", [Scope.ACTIVATION, Scope.GLU])
@@ -199,11 +131,3 @@ def test_loads_are_what_the_routing_says() -> None:
     skewed_least, skewed_most, _ = load(RoutingKind.ZIPF)
     assert skewed_most > 6 * skewed_least
     assert idle == 0
-
-
-def test_padding_is_told_for_tiles_of_128_rows() -> None:
-    index = torch.tensor([0] * 100 + [1] * 156).view(-1, 1)
-    found = load_of(Experts(4, 1), index)
-    assert (found.least, found.median, found.most, found.idle) == (0, 50.0, 156, 2)
-    assert found.padding == 1 - 256 / 384
-    assert load_of(Experts(4, 1), index[:0]).padding == 0.0

@@ -65,15 +65,6 @@ def test_results_of_odd_kinds_say_what_came_and_what_is_wanted(value: Any, check
     assert "\n" not in fault.reason
 
 
-@pytest.mark.parametrize(
-    "value",
-    [torch.ones(2, 3), torch.ones(3, 2).T, torch.ones(2, 6)[:, ::2], torch.ones(1).expand(2, 3), torch.full((2, 3), 9)],
-    ids=["plain", "transposed", "strided", "expanded", "of integers"],
-)
-def test_strides_are_no_fault(value: Tensor) -> None:
-    assert form_fault(value, (2, 3), value.dtype, CPU) is None
-
-
 def test_memory_of_an_input_is_no_memory_for_a_result() -> None:
     both = torch.ones(10, 4)
     beside, across = both[5:], both[3:8]
@@ -98,16 +89,6 @@ def test_a_fingerprint_sees_one_bit_and_one_exchange(dtype: torch.dtype, shape: 
     for other in (changed, exchanged):
         assert not torch.equal(mark, fingerprint(other))
         assert not same_bits(value, other)
-
-
-@pytest.mark.parametrize(("shape", "at_once"), [((7,), 1), ((2, 3, 4), 12), ((0, 4), 1)])
-def test_a_fingerprint_is_the_same_however_few_are_added_up_at_once(
-    shape: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    value = torch.randn(shape)
-    mark = fingerprint(value)
-    monkeypatch.setattr(results, "AT_ONCE", at_once)
-    assert torch.equal(mark, fingerprint(value))
 
 
 def test_nan_counts_as_the_bits_that_it_is() -> None:

@@ -24,10 +24,10 @@ from swiglu_bench.machine import ceilings_cache, doctor, machine
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import charts, page
 from swiglu_bench.tasks import noise
-from swiglu_bench.tasks.audit import Asked
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.tp.run import TpRun
 from swiglu_bench.tasks.train import run as training
+from swiglu_bench.tasks.untimed import Asked
 from swiglu_bench.worker import policy
 
 STATUSES = {0, 1, 2, 3, INTERRUPTED}

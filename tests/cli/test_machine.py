@@ -128,12 +128,6 @@ def test_only_a_failure_is_one(monkeypatch: pytest.MonkeyPatch, severities: tupl
         assert "do [this]" in shown.out
 
 
-def test_this_machine_has_no_gpu_to_examine() -> None:
-    ran = swiglu_bench("doctor", "--device", "cpu", "--clock", width=160)
-    assert ran.code == 1
-    assert "Only the PyTorch implementations can be timed, on the CPU." in ran.out
-
-
 @pytest.mark.parametrize("command", ["ceilings", "noise", "doctor", "audit", "selftest"])
 def test_a_gpu_that_another_sweep_uses_is_refused(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def held(device: Any, line: str, wait: bool, tell: Any) -> Any:

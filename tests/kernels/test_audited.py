@@ -10,7 +10,7 @@ from swiglu_bench.cases.implementation import Implementation, Step, implementati
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import fused, pytorch
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.tasks.audit import Asked, audit_here
+from swiglu_bench.tasks.untimed import Asked, audit_here
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 import zlib
 
 import torch
@@ -145,33 +144,6 @@ other_report = bad("other-report", rename_a_field, after=CHECKED)
 babbles = bad("babbles", tell_everybody(struct.pack("!i", 7) + b"garbage"), after=CHECKED)
 shouts = bad("shouts", tell_everybody(b"\xff" * 64), after=CHECKED)
 begins_a_sentence = bad("begins-a-sentence", tell_everybody(struct.pack("!i", 2**20) + b"["), after=CHECKED)
-
-
-# What it returns
-
-WRONG_KINDS = {
-    "tuple": bad("tuple", result=lambda output: (output, output)),
-    "float": bad("float", result=lambda output: 1.0),
-    "ndarray": bad("ndarray", result=lambda output: output.detach().numpy()),
-    "None": bad("None", result=lambda output: None),
-    "sparse": bad("sparse", result=lambda output: output.to_sparse()),
-    "meta": bad("meta", result=lambda output: output.to("meta")),
-    "nested": bad("nested", result=lambda output: torch.nested.nested_tensor(list(output.detach()))),
-}
-
-
-# What it leaves behind
-
-
-def leave_settings():
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
-    sys.setrecursionlimit(sys.getrecursionlimit() + 1000)
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-untidy = bad("untidy", result=lambda output: (leave_settings(), output)[1])
 
 
 # What it does to others, and to its own samples

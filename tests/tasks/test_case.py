@@ -4,10 +4,7 @@ import dataclasses
 import gc
 import math
 import re
-import signal
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import bad_implementations as bad
@@ -17,9 +14,9 @@ import user_implementations as mine
 from courts import run_here
 from specimens import small_case
 
-from swiglu_bench.cases.cases import DENSE, Case, Dtype, Extras, Mode, Scope, Shape, tensors
+from swiglu_bench.cases.cases import Case, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.contenders import fused, peers, pytorch
+from swiglu_bench.contenders import peers, pytorch
 from swiglu_bench.loop import Progress
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
@@ -29,7 +26,6 @@ from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import court, judge_bench, policy, workbench
 from swiglu_bench.worker.batches import Batches
 from swiglu_bench.worker.settings import Settings, Task
-from swiglu_kernels import backend_for
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -108,19 +104,6 @@ def test_figures_follow_from_the_time(dtype: Dtype) -> None:
         assert record.limit_pct == pytest.approx(100 * record.limit_ms / record.time_ms)
 
 
-def test_ceilings_are_measured_once_a_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.dtype] = []
-
-    def measure(this: machine.Machine, device: torch.device, dtype: torch.dtype, clock: object) -> Ceilings:
-        asked.append(dtype)
-        return Ceilings(10.0, 0.1)
-
-    monkeypatch.setattr(ceilings_cache, "ceilings", measure)
-    cases = [small_case(tokens=n, dtype=d) for d in (Dtype.FLOAT32, Dtype.BFLOAT16) for n in (1, 2)]
-    list(run_here(cases, [pytorch.eager], settings(), THIS))
-    assert asked == [torch.float32, torch.bfloat16]
-
-
 # Contenders that deserve no time
 
 
@@ -143,55 +126,6 @@ def test_what_cannot_be_built_or_breaks_while_timed_is_an_error_and_the_others_g
         assert_has_no_time(found[name])
     assert (found["unspeakable"].status, "Unspeakable" in found["unspeakable"].reason) == (Status.ERROR, True)
     assert [found[name].status for name in ("eager", "mine")] == [Status.OK, Status.OK]
-
-
-@pytest.mark.parametrize("count", [4, 5])
-@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD])
-@pytest.mark.parametrize("cheat", [mine.stale, mine.late], ids=lambda one: one.name)
-def test_a_remembered_answer_is_caught_in_the_timed_loop(cheat: Implementation, mode: Mode, count: int) -> None:
-    rule = dataclasses.replace(SHORT, min_rounds=count, max_rounds=count)
-    found = rows(small_case(mode=mode), [pytorch.eager, cheat], settings(rule=rule))
-    caught = found[cheat.name]
-    if mode is Mode.FORWARD:  # else autograd refuses the second backward through one graph
-        assert (caught.status, caught.tensor_checks[-1].check) == (Status.INCORRECT, "timed loop")
-    assert caught.status in (Status.INCORRECT, Status.ERROR)
-    assert_has_no_time(caught)
-    assert found["eager"].status is Status.OK
-
-
-def test_a_promised_gradient_that_is_missing_is_incorrect() -> None:
-    record = rows(small_case(), [mine.forgetful])["forgetful"]
-    assert record.status is Status.INCORRECT
-    assert {one.tensor for one in record.tensor_checks if one.check == "missing"} == {"w_gate", "w_up"}
-    assert_has_no_time(record)
-
-
-@pytest.mark.parametrize("kind", bad.WRONG_KINDS)
-def test_a_result_that_is_no_plain_tensor_is_named_with_what_is_wanted(kind: str) -> None:
-    found = rows(small_case(mode=Mode.FORWARD), [pytorch.eager, bad.WRONG_KINDS[kind]])
-    assert found["eager"].status is Status.OK
-    assert found[kind].status in (Status.ERROR, Status.INCORRECT)
-    assert re.search(rf"\b{kind}", found[kind].reason), found[kind].reason
-    assert re.search(r"\btensor\b|torch\.Tensor|expected cpu", found[kind].reason), found[kind].reason
-    assert_has_no_time(found[kind])
-
-
-def _global_state() -> tuple[object, ...]:
-    return (
-        torch.get_default_dtype(), torch.get_default_device(), sys.getrecursionlimit(), list(warnings.filters),
-        signal.getsignal(signal.SIGTERM),
-    )  # fmt: skip
-
-
-def test_what_a_contender_leaves_behind_is_put_back_and_what_matters_is_named() -> None:
-    before = _global_state()
-    found = rows(small_case(mode=Mode.FORWARD), [bad.untidy, pytorch.eager])
-    assert _global_state() == before
-    assert found["eager"].status is Status.OK
-    untidy = found["untidy"]
-    assert (untidy.status, untidy.tensor_checks[-1].check) == (Status.INCORRECT, "global state")
-    for setting in ("default dtype", "default device", "signal handlers"):
-        assert setting in untidy.reason
 
 
 def test_a_lost_device_ends_the_run_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,12 +161,6 @@ def test_what_cannot_run_here_is_skipped_with_the_reason() -> None:
     assert (record.status, "activation" in record.reason) == (Status.SKIPPED, True)
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_what_has_no_backward_is_timed_forward_only(mode: Mode) -> None:
-    record = rows(small_case(mode=mode), [mine.inference])["inference"]
-    assert record.status is (Status.OK if mode is Mode.FORWARD else Status.SKIPPED)
-
-
 def test_a_case_larger_than_the_device_is_skipped_with_the_bytes_and_the_sweep_goes_on() -> None:
     huge = small_case(shape=Shape("huge", 2**20, 2**20, "made up", (1,)), tokens=1)
     found = list(run_here([huge, small_case()], [pytorch.eager, mine.mine], settings(), THIS))
@@ -241,12 +169,6 @@ def test_a_case_larger_than_the_device_is_skipped_with_the_bytes_and_the_sweep_g
     ]  # fmt: skip
     needed, free = (float(number) for number in re.findall(r"([\d.]+) GiB", found[0].reason))
     assert needed > 2 * 2**40 * 12 / 2**30 > free
-
-
-@pytest.mark.parametrize("task", list(Task))
-def test_every_task_looks_at_the_memory_first(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_memory_bytes", lambda device: 10)
-    assert rows(small_case(), [pytorch.eager], settings(task))["eager"].status is Status.SKIPPED
 
 
 def test_a_case_that_cannot_fit_the_budget_is_skipped_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,17 +264,6 @@ def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take(
 # Memory and verify
 
 
-@pytest.mark.parametrize("scope", DENSE)
-def test_memory_is_measured_beside_its_prediction(scope: Scope) -> None:
-    record = rows(small_case(scope=scope), [pytorch.eager], settings(Task.MEMORY))["eager"]
-    assert record.status is Status.OK
-    assert (record.saved_bytes, record.peak_bytes, record.workspace_bytes) == (
-        record.predicted_saved_bytes, record.predicted_peak_bytes, record.predicted_workspace_bytes,
-    )  # fmt: skip
-    assert record.peak_bytes
-    assert_has_no_time(record)
-
-
 def test_memory_of_others() -> None:
     found = rows(small_case(), [mine.mine, mine.swapped, mine.inference], settings(Task.MEMORY))
     assert found["mine"].saved_bytes is not None
@@ -379,27 +290,7 @@ def test_verify_finds_a_forward_that_is_wrong_without_autograd_only() -> None:
     assert [one.tensor for one in record.tensor_checks if not one.ok] == ["output (inference)"]
 
 
-def test_verify_marks_what_the_interpreter_ran() -> None:
-    """The kernels run for real where the tests run them through the interpreter."""
-    if backend_for(CPU) != "interpreter":
-        pytest.skip("Triton's interpreter is not in use: there is a GPU, or no Triton")
-    found = rows(small_case(), [pytorch.eager, fused.ROWS["fused-dw-triton"]], settings(Task.VERIFY, interpreter=True))
-    assert (found["fused-dw-triton"].status, found["fused-dw-triton"].interpreted) == (Status.OK, True)
-    assert not found["eager"].interpreted
-
-
 # One row at a time
-
-
-def test_rows_come_as_soon_as_they_are_known() -> None:
-    told: list[Progress] = []
-    cases = [small_case(tokens=n) for n in (1, 2, 3)]
-    stream: Iterator[Record] = run_here(cases, [pytorch.eager], settings(), THIS, told.append)
-    assert not told, "nothing is done before a row is asked for"
-    assert next(stream).tokens == 1
-    assert {progress.finished for progress in told} == {0}
-    assert next(stream).tokens == 2
-    assert {progress.finished for progress in told} == {0, 1}
 
 
 def test_an_interruption_ends_the_run_after_the_rows_so_far() -> None:
@@ -411,18 +302,6 @@ def test_an_interruption_ends_the_run_after_the_rows_so_far() -> None:
     with pytest.raises(KeyboardInterrupt):
         kept.extend(record.tokens for record in run_here(cases, [pytorch.eager], settings(), THIS, interrupt))
     assert kept == [1]
-
-
-def test_progress_goes_forward_and_names_what_runs() -> None:
-    told: list[Progress] = []
-    cases = [small_case(tokens=n) for n in (1, 2)]
-    rows(cases, [pytorch.eager, mine.mine], listen=told.append)
-    positions = [progress.done for progress in told]
-    assert positions == sorted(positions)
-    assert all(0 <= progress.done <= 2 and progress.count == 2 for progress in told)
-    assert [progress.case for progress in told if progress.doing == "preparing"] == cases
-    doing = [progress.doing for progress in told if progress.finished == 0 and progress.doing]
-    assert doing[:3] == ["preparing", "checking eager", "checking mine"]
 
 
 def test_nothing_of_a_case_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from swiglu_bench.machine.machine import describe
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Status
-from swiglu_bench.tasks.selftest.alarms import LARGE, RULE, slow
+from swiglu_bench.tasks.selftest.run import LARGE, RULE_OF_ALARMS, slow
 from swiglu_bench.worker.batches import Unsettled, WrongTime
 from swiglu_bench.worker.reports import SampleReport
 from swiglu_bench.worker.settings import Settings, Task
@@ -173,7 +173,7 @@ def test_those_after_whom_the_next_is_slow_are_named() -> None:
 def test_what_is_right_and_slow_gets_a_time(mode: Mode, tmp_path: Path) -> None:
     device, shape = torch.device("cuda", 0), LARGE["cuda"]
     case = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
-    settings = Settings(Task.TIME, device, "c", "r", rule=RULE, energy=False)
+    settings = Settings(Task.TIME, device, "c", "r", rule=RULE_OF_ALARMS, energy=False)
     rows = run_here([case], [pytorch.eager, slow], settings, describe(device), logs=tmp_path, timeout_s=120.0)
     for row in rows:
         assert row.status is Status.OK, f"{row.implementation}: {row.reason}"

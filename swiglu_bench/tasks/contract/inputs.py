@@ -1,32 +1,49 @@
-"""Checks of what goes in: dtypes, sizes, strides, values, biases, bounds and packed weights."""
+"""One implementation at one scope under audit, how checks ask and judge it, and the checks of what goes in: dtypes,
+sizes, strides, values, biases, bounds and packed weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import Dtype, Experts, Extras, RoutingKind, Scope
-from swiglu_bench.cases.implementation import Offer
+from swiglu_bench.cases.cases import (
+    ACTIVATIONS,
+    INDEX,
+    PLAIN,
+    Case,
+    Dtype,
+    Experts,
+    Extras,
+    Mode,
+    RoutingKind,
+    Scope,
+    Shape,
+)
+from swiglu_bench.cases.implementation import Implementation, Offer, Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import Draw, Values
+from swiglu_bench.check import tolerance
+from swiglu_bench.check.built import Built, Produced
+from swiglu_bench.check.inputs import Desk, Draw, Values, every_other_column, make_problem
 from swiglu_bench.check.judge import REFERENCE, compute_truth
-from swiglu_bench.tasks.contract.subject import (
-    DRAW,
-    PASSED,
-    CheckOutcome,
-    Inputs,
-    Subject,
-    failed,
-    inputs_of,
-    judge_on,
-    unsupported,
-)  # fmt: skip
-from swiglu_bench.worker.admission import Drawn
+from swiglu_bench.check.results import form_fault
+from swiglu_bench.machine import machine
+from swiglu_bench.rows.record import AuditVerdict, TensorCheck
+from swiglu_bench.worker.admission import Admitting, Drawn
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.court import Court
+from swiglu_bench.worker.settings import Settings, Task
 
+TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
+EXPERTS = Experts(6, 3)
+DRAW = Draw(1)
+_describe = functools.cache(machine.describe)
 VERY_LARGE = {torch.float16: 1e4, torch.bfloat16: 1e20, torch.float32: 1e20}
 """A size at which gate and up still fit the dtype and their product does not."""
 GPT_OSS_ALPHA = 1.702
@@ -34,42 +51,173 @@ OVERFLOW_MARGIN = 2.0
 """What a sum that nearly overflows may be off by, in either direction."""
 
 
-def _passes(about: str, values: Values = Values.NORMAL, **case: Any) -> Callable[[Subject], CheckOutcome]:
-    """The check that a case which differs in `case` from the usual one passes what a sweep asks before timing."""
+@dataclass(frozen=True)
+class CheckOutcome:
+    """How a check ended, and why."""
 
-    def ask(subject: Subject) -> CheckOutcome:
-        return subject.values(subject.case(**case), values=values)
-
-    ask.__doc__ = about
-    return ask
+    verdict: AuditVerdict
+    reason: str = ""
 
 
-float32 = _passes("Output and gradients in fp32.", dtype=Dtype.FLOAT32)
-float16 = _passes("Output and gradients in fp16.", dtype=Dtype.FLOAT16)
-bfloat16 = _passes("Output and gradients in bf16.", dtype=Dtype.BFLOAT16)
-odd_sizes = _passes("Sizes that no tile divides.", tokens=37, hidden=51, intermediate=83)
-no_tokens = _passes("An empty batch: an empty output, weight gradients of zeros.", tokens=0)
-one_token = _passes("As in decoding.", tokens=1)
-idle_experts = _passes(
-    "Fewer tokens than experts: those without a token have weight gradients of zeros.", tokens=2, experts=Experts(16, 2)
-)
-crowded_expert = _passes("One expert has all tokens.", tokens=300, experts=Experts(4, 1, RoutingKind.SINGLE))
-every_expert = _passes("Each token has every expert.", experts=Experts(4, 4))
-outliers = _passes(
-    "Tokens and a few channels far larger than the others, as in trained models; within the same error budget.",
-    Values.WIDE,
-)
-zeros = _passes("Activations of zeros: everything that depends on them is exactly zero.", Values.ZEROS)
+PASSED = CheckOutcome(AuditVerdict.PASS)
 
 
-def non_contiguous(subject: Subject) -> CheckOutcome:
+failed = partial(CheckOutcome, AuditVerdict.FAIL)
+"""The implementation ran and did not do what was asked."""
+unsupported = partial(CheckOutcome, AuditVerdict.UNSUPPORTED)
+"""The implementation does not offer what was asked."""
+not_run = partial(CheckOutcome, AuditVerdict.NOT_RUN)
+"""The check cannot be made here."""
+
+
+class Inputs(NamedTuple):
+    """Activations and an upstream gradient, which may have other strides or values than those of a draw."""
+
+    activations: Sequence[Tensor]
+    upstream: Tensor
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The implementation that is audited, its scope and device, and the dtype of checks that have none of their own."""
+
+    implementation: Implementation
+    scope: Scope
+    device: torch.device
+    dtype: Dtype
+
+    def case(
+        self, tokens: int = TOKENS, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE, dtype: Dtype | None = None,
+        experts: Experts = EXPERTS,
+    ) -> Case:  # fmt: skip
+        """A small case of its scope."""
+        mixture = experts if self.scope is Scope.EXPERTS else None
+        shape = Shape("audit", hidden, intermediate, "sizes of the audit", (tokens,), mixture)
+        return Case(shape, tokens, dtype or self.dtype, self.scope, Mode.STEP)
+
+    def problem(self, case: Case | None = None, extras: Extras = PLAIN) -> Problem:
+        """The weights of a small case."""
+        return make_problem(case or self.case(), self.device, extras, seed=0)
+
+    def built(self, problem: Problem) -> Built:
+        """The implementation built for a problem."""
+        return Built(self.implementation, problem)
+
+    def wrapped(self, around: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> Subject:
+        """This implementation with `around` applied to its forward."""
+        build = self.implementation.build
+
+        def build_wrapped(problem: Problem) -> Step:
+            step = build(problem)
+            return replace(step, forward=around(step.forward))
+
+        return replace(self, implementation=replace(self.implementation, build=build_wrapped))
+
+    def admitting(
+        self, case: Case | None = None, *, extras: Extras = PLAIN, values: Values = Values.NORMAL,
+        drawn: Drawn | None = None,
+    ) -> tuple[Admitting, Contender]:  # fmt: skip
+        """What a sweep asks of a contender before it gets a time, in this process; but for a model's use."""
+        case = case or self.case()
+        court = Court(Settings(Task.VERIFY, self.device, "audit", ""), _describe(self.device), in_process=True)
+        drawn = drawn or Drawn.new(values)
+        court.judge.begin_case(case, drawn.weights, extras)
+        return Admitting(court, case, drawn, extras=extras), court.contender(self.implementation)
+
+    def values(self, case: Case | None = None, **asked: Any) -> CheckOutcome:
+        """Whether it passes what a sweep asks of one problem before timing; `asked` as `admitting` has it."""
+        admitting, contender = self.admitting(case, **asked)
+        return verdict(admitting.admit(contender).checks)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question and how it is asked."""
+
+    name: str
+    about: str
+    """One sentence on what is asked."""
+    ask: Callable[[Subject], CheckOutcome]
+    scopes: Sequence[Scope] = tuple(Scope)
+    """Where it is asked."""
+    needs_backward: bool = False
+    """Whether it is about the backward, which an implementation may not have."""
+    offer: Offer | None = None
+    """What an implementation has to offer to be asked."""
+
+
+class Checks(list[Check]):
+    """The checks of one module, in order."""
+
+    def add(self, name: str, **fields: Any) -> Callable[[Callable[[Subject], CheckOutcome]], None]:
+        """Decorate the function that asks, whose docstring says what; `fields` are those of Check."""
+
+        def note(ask: Callable[[Subject], CheckOutcome]) -> None:
+            self.append(Check(name, (ask.__doc__ or "").splitlines()[0], ask, **fields))
+
+        return note
+
+
+def inputs_of(problem: Problem, draw: Draw) -> Inputs:
+    """What a draw lays out, in new tensors."""
+    desk = Desk(problem)
+    return Inputs(desk.activations(draw), desk.upstream(draw))
+
+
+def judge_on(problem: Problem, inputs: Inputs, produced: Produced, expected: Produced | None = None) -> CheckOutcome:
+    """The verdict on results for given inputs; `expected`: what eager yields, whose dtypes they must have."""
+    if expected is None:
+        expected = Built(REFERENCE, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
+    truth, checks = compute_truth(problem, inputs.activations, inputs.upstream), []
+    for name, value in produced.items():
+        eager = expected[name]
+        fault = form_fault(value, truth[name].shape, eager.dtype, problem.device)
+        arithmetic = tolerance.arithmetic_of(problem.case, eager.dtype)
+        error = tolerance.tensor_error(eager, truth[name])
+        checks.append(tolerance.check(name, value, truth[name], error, arithmetic, fault))
+    return verdict(checks)
+
+
+def verdict(checks: Iterable[TensorCheck]) -> CheckOutcome:
+    """Passed, or failed with every tensor's reason."""
+    reasons = [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
+    return failed("; ".join(reasons)) if reasons else PASSED
+
+
+# What goes in
+
+CHECKS = Checks()
+
+
+def _passes(
+    name: str, about: str, values: Values = Values.NORMAL, scopes: Sequence[Scope] = tuple(Scope), **case: Any
+) -> None:
+    """Add the check that a case which differs in `case` from the usual one passes what a sweep asks before timing."""
+    CHECKS.append(Check(name, about, lambda subject: subject.values(subject.case(**case), values=values), scopes))
+
+
+_of_experts = partial(_passes, scopes=(Scope.EXPERTS,))
+_passes("float32", "Output and gradients in fp32.", dtype=Dtype.FLOAT32)
+_passes("float16", "Output and gradients in fp16.", dtype=Dtype.FLOAT16)
+_passes("bfloat16", "Output and gradients in bf16.", dtype=Dtype.BFLOAT16)
+_passes("odd sizes", "Sizes that no tile divides.", tokens=37, hidden=51, intermediate=83)
+_passes("0 tokens", "An empty batch: an empty output, weight gradients of zeros.", tokens=0)
+_passes("1 token", "As in decoding.", tokens=1)
+_of_experts("idle experts", "Fewer tokens than experts: those without a token have weight gradients of zeros.",
+            tokens=2, experts=Experts(16, 2))  # fmt: skip
+_of_experts("crowded expert", "One expert has all tokens.", tokens=300, experts=Experts(4, 1, RoutingKind.SINGLE))
+_of_experts("every expert", "Each token has every expert.", experts=Experts(4, 4))
+
+
+@CHECKS.add("non-contiguous")
+def _non_contiguous(subject: Subject) -> CheckOutcome:
     """Activations and upstream gradients with gaps, transposed, and one value expanded."""
     problem = subject.problem()
     built, inputs = subject.built(problem), inputs_of(problem, DRAW)
     ones = inputs.upstream.new_ones(()).expand_as(inputs.upstream)
     layouts: tuple[tuple[str, Callable[[Tensor], Tensor], Tensor], ...] = (
         ("an expanded upstream gradient", torch.clone, ones),
-        ("every other column", _every_other_column, _every_other_column(inputs.upstream)),
+        ("every other column", every_other_column, every_other_column(inputs.upstream)),
         ("transposed", _transposed, _transposed(inputs.upstream)),
     )
     for name, lay, upstream in layouts:
@@ -80,15 +228,19 @@ def non_contiguous(subject: Subject) -> CheckOutcome:
     return PASSED
 
 
-def _every_other_column(value: Tensor) -> Tensor:
-    return value.new_zeros(value.shape[0], 2 * value.shape[1])[:, ::2].copy_(value)
-
-
 def _transposed(value: Tensor) -> Tensor:
     return value.t().contiguous().t()
 
 
-def nan_and_inf(subject: Subject) -> CheckOutcome:
+_passes(
+    "outliers", "Tokens and a few channels far larger than the others, as in trained models; within the same error "
+    "budget.", Values.WIDE,
+)  # fmt: skip
+_passes("zeros", "Activations of zeros: everything that depends on them is exactly zero.", Values.ZEROS)
+
+
+@CHECKS.add("NaN and Inf")
+def _nan_and_inf(subject: Subject) -> CheckOutcome:
     """A NaN, an Inf and a -Inf in three tokens: they reach what they reach in eager, and nothing else."""
 
     def spoil(value: Tensor) -> Tensor:
@@ -98,7 +250,8 @@ def nan_and_inf(subject: Subject) -> CheckOutcome:
     return _propagates(subject, spoil)
 
 
-def very_large(subject: Subject) -> CheckOutcome:
+@CHECKS.add("very large")
+def _very_large(subject: Subject) -> CheckOutcome:
     """A token so large that the product of gate and up overflows: Inf where eager has it, and nowhere else."""
 
     def enlarge(value: Tensor) -> Tensor:
@@ -114,10 +267,14 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOu
     Within a factor of OVERFLOW_MARGIN of the dtype's largest number, rounding decides, and either is right as well.
     """
     problem = subject.problem()
-    inputs = inputs_of(problem, DRAW).changed(change)
-    truth = compute_truth(problem, inputs.activations, inputs.upstream)
+    drawn, upstream = inputs_of(problem, DRAW)
+    names = ACTIVATIONS[subject.scope]
+    activations = [
+        value if name in (INDEX, "top_k_weights") else change(value) for name, value in zip(names, drawn, strict=True)
+    ]
+    truth = compute_truth(problem, activations, upstream)
     eager, produced = (
-        Built(implementation, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
+        Built(implementation, problem).run_on([value.clone() for value in activations], upstream)
         for implementation in (REFERENCE, subject.implementation)
     )
     for name, value in produced.items():
@@ -136,25 +293,15 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOu
     return PASSED
 
 
-def _offered(subject: Subject, offer: Offer) -> str:
-    if subject.scope is Scope.ACTIVATION and offer != "limit":
-        return "there are no projections at this scope"
-    if subject.scope is Scope.EXPERTS and offer == "packed":
-        return "each row packs the weights of experts as models do"
-    return "" if offer in subject.implementation.offers else "it does not offer this"
-
-
-def bias(subject: Subject) -> CheckOutcome:
+@CHECKS.add("bias", offer="bias")
+def _bias(subject: Subject) -> CheckOutcome:
     """A bias on each projection, with its gradient."""
-    why = _offered(subject, "bias")
-    return unsupported(why) if why else subject.values(extras=Extras(bias=True))
+    return subject.values(extras=Extras(bias=True))
 
 
-def clamp(subject: Subject) -> CheckOutcome:
+@CHECKS.add("clamp", offer="limit")
+def _clamp(subject: Subject) -> CheckOutcome:
     """gpt-oss's bound on gate and up, where no value is so near the bound that rounding decides on its gradient."""
-    why = _offered(subject, "limit")
-    if why:
-        return unsupported(why)
     case = subject.case(tokens=6, experts=Experts(4, 1)) if subject.scope is Scope.EXPERTS else subject.case()
     plain, draws = subject.problem(case), (DRAW, Draw(DRAW.seed + 10))
     limit = clear_limit(plain, [inputs_of(plain, draw) for draw in draws])
@@ -165,7 +312,7 @@ def clamp(subject: Subject) -> CheckOutcome:
 def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
     """The middle of the widest gap between the sizes of gate and up, among those that bound some and not most."""
     sizes: list[Tensor] = []
-    for given in (given_inputs.activations for given_inputs in inputs):
+    for given, _ in inputs:
         pair = given if len(given) == 2 else [given[0] @ problem.weights[name].mT for name in ("w_gate", "w_up")]
         if problem.case.scope is Scope.EXPERTS:  # of each token's own experts
             index = given[1]
@@ -179,11 +326,9 @@ def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
     return float(ordered[widest] + ordered[widest + 1]) / 2
 
 
-def packed(subject: Subject) -> CheckOutcome:
+@CHECKS.add("packed weights", offer="packed")
+def _packed(subject: Subject) -> CheckOutcome:
     """Gate and up weights in one matrix, which has one gradient."""
-    why = _offered(subject, "packed")
-    if why:
-        return unsupported(why)
     problem = subject.problem(extras=Extras(packed=True))
     shapes = {tuple(value.shape) for value in subject.built(problem).parameters.values()}
     hidden, intermediate = problem.case.shape.hidden, problem.case.shape.intermediate

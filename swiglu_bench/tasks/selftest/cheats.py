@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
-from torch.overrides import TorchFunctionMode
 
 from swiglu_bench.cases.cases import Dtype, Mode, Scope
 from swiglu_bench.cases.implementation import Step
@@ -34,7 +33,6 @@ from swiglu_bench.tasks.selftest.specimen import (
     Forward,
     Gradients,
     Specimen,
-    by_number,
     gate_gradients,
     glu,
     right_at_first,
@@ -58,15 +56,12 @@ STATE, CLOCK, WALL, TRUTH = ("global state",), ("own clock",), ("wall clock",), 
 
 
 def _filled_later(answer: Tensor, after_s: float = 0.05) -> Tensor:
-    """Zeros, over which a thread copies the answer."""
     out = torch.zeros_like(answer)
     threading.Timer(after_s, out.copy_, [answer]).start()
     return out
 
 
 class _Lazy(Tensor):
-    """Memory, and a function that fills it when anything reads it."""
-
     compute: Any
 
     @classmethod
@@ -184,7 +179,6 @@ _edit_samples = _replace(Workbench, "sample", _fast_reports)
 
 
 def _known_seed(problem: Problem) -> Step:
-    """It draws the case again, as anybody can, and answers every call with that."""
     known = make_problem(problem.case, problem.device, seed=problem.case.seed)
     (x,) = Desk(known).activations(Draw(problem.case.seed))
     answer = compute_truth(known, [x], None)["output"].to(x.dtype)
@@ -204,11 +198,6 @@ def _stolen(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
 
 
 # Settings of the process, and its machine
-
-
-class _Mode(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
 
 
 def _one_thread_more() -> None:
@@ -238,7 +227,6 @@ def _burning_child() -> None:
 
 
 def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
-    """SwiGLU on a stream that begins with the current one, and for which nothing waits."""
     stream = torch.cuda.Stream(problem.device)
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -253,7 +241,6 @@ def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
 
 
 def _skips_in_graphs(problem: Problem) -> Step:
-    """A replay costs nothing, and returns what it returned before."""
     last: list[Tensor] = []
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -295,14 +282,7 @@ def _right_below_int32(fill: Callable[[Tensor, Tensor], object]) -> Build:
 
 SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "one-thread": ("sets torch to one thread more", _one_thread_more),
-    "anomaly-mode": ("turns autograd's anomaly mode on", lambda: torch.autograd.set_detect_anomaly(True)),
-    "default-dtype": ("changes the default dtype", lambda: torch.set_default_dtype(torch.float64)),
     "profile-hook": ("sets a profile hook", lambda: sys.setprofile(lambda *given: None)),
-    "function-mode": ("enters a function mode of torch", lambda: _Mode().__enter__()),
-    "denormals-flushed": ("takes denormals for zero", lambda: torch.set_flush_denormal(True)),
-    "hook-of-all-modules": ("hooks all modules of the process",
-                            lambda: torch.nn.modules.module.register_module_forward_hook(lambda *given: None)),
-    "collects-always": ("has garbage collected at every allocation", lambda: gc.set_threshold(1, 1, 1)),
     "alarm-handler": ("replaces a signal handler", lambda: signal.signal(signal.SIGALRM, lambda *given: None)),
 }  # fmt: skip
 _forward = partial(Specimen, mode=Mode.FORWARD)
@@ -315,21 +295,16 @@ SPECIMENS = table(
     _forward("lazy", "a tensor that is computed when it is looked at", ("plain tensor",), _lazy),
     _forward("background-thread", "a thread fills the output after the call has returned",
              ("complete on return", *TRUTH), forward=lambda *given: _filled_later(right_forward(*given), 0.02)),
-    Specimen("thread-gradient", "a thread fills a weight gradient after the backward has returned",
-             ("complete on return", *TRUTH, "finite", "kept"),
-             gradients=lambda dx, dw_gate, dw_up: (dx, dw_gate, _filled_later(dw_up))),
     _forward("late-thread", "after some calls, a thread fills the output after the call has returned", ("timed loop",),
              forward=lambda *given: _filled_later(right_forward(*given)), right_calls=CHECKED_CALLS),
-    Specimen("works-in-to-canonical", "leaves the weight gradients to Step.to_canonical", ("error",),
-             _works_in_to_canonical),
+    Specimen("works-in-to-canonical", "leaves dW to Step.to_canonical", ("error",), _works_in_to_canonical),
     Specimen("patched-perf-counter", "makes Python's clock run slowly", CLOCK,
              change=_replace(time, "perf_counter", lambda real: lambda: real() / SPEEDUP)),
     Specimen("patched-norm", "makes every error zero", CLOCK,
              change=_replace(Tensor, "norm", lambda real: lambda *given, **named: real(*given, **named) * 0 + 1)),
     _forward("samples-edited", "makes its samples smaller before they are sent", WALL, change=_edit_samples),
     _forward("messages-edited", "edits what its process sends", WALL, change=_replace(json, "dumps", _fast_messages)),
-    _forward("works-while-laid-out", "computes its answer when the suite lays out its inputs", WALL,
-             _works_while_laid_out),
+    _forward("works-while-laid-out", "computes its answer when inputs are laid out", WALL, _works_while_laid_out),
     Specimen("slow-alone", "edits its samples, and is slow where its forward is timed by itself", WALL, _slow_alone,
              mode=Mode.BACKWARD),
     Specimen("knows-upstream", "computes gradients in the forward, for the upstream gradient that its caller will draw",
@@ -338,13 +313,12 @@ SPECIMENS = table(
     _forward("thief-by-gc", "finds the fp64 truth among all objects", TRUTH, forward=_stolen),
     *(_forward(name, fault, STATE, change=change) for name, (fault, change) in SETTINGS.items()),
     _forward("setting-in-the-loop", "changes the number of threads after some calls", (*STATE, *WALL),
-             by_number(lambda number: _more_threads_later if number == 30 else right_forward)),
+             forward=_more_threads_later, right_calls=CHECKED_CALLS),
     _forward("random-numbers", "draws from the global random number generator", ("random state",),
              forward=lambda x, *weights: right_forward(x, *weights) + 0 * torch.rand((), device=x.device)),
     _forward("burning-thread", "keeps a thread busy that does nothing", ("slows others",),
              change=lambda: threading.Thread(target=_burn, daemon=True).start()),
-    _forward("burning-child", "starts a process that is busy and leaves its group", ("slows others",),
-             change=_burning_child),
+    _forward("burning-child", "a busy process that leaves its group", ("slows others",), change=_burning_child),
     _on_gpu("side-stream-not-joined", "forks a stream and never joins it", ("complete on return", *WALL),
             lambda problem: glu(problem, _not_joined(problem, SLOW_CYCLES))),
     _on_gpu("side-stream-later", "after some calls it works on a stream that is never joined",

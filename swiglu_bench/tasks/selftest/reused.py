@@ -34,8 +34,6 @@ Memory = dict[Any, Any]
 
 
 def _remembering(key: Callable[[Tensor], Hashable]) -> Build:
-    """Each answer is computed once, and found again by a key of the input."""
-
     def forward(answers: Memory, x: Tensor, *weights: Tensor) -> Tensor:
         if key(x) not in answers:
             answers[key(x)] = right_forward(x, *weights)
@@ -51,8 +49,6 @@ def _gradient_accumulated(total: Memory, *given: Tensor) -> Gradients:
 
 
 def _one_buffer(after: int) -> Build:
-    """From call number `after` on, each call returns the memory of the one before."""
-
     def forward(outputs: Memory, *given: Tensor) -> Tensor:
         out, number = right_forward(*given), len(outputs)
         outputs[number] = outputs[number - 1].copy_(out).detach() if number > after else out
@@ -120,8 +116,6 @@ def _zeros_unless_all(dz: Tensor, *saved: Tensor) -> Any:
 
 
 def _stale_weights(rows: int) -> Build:
-    """Weights that are packed once, where they have more than `rows` rows."""
-
     def build(problem: Problem) -> Step:
         packed = [value.detach().clone() for value in problem.weights.values()]
         return with_inputs(problem, lambda x, *weights: (x, *(packed if len(packed[0]) > rows else weights)))
@@ -163,10 +157,6 @@ SPECIMENS = table(
     _forward("first-answer", "returns its first answer for ever", NEW_INPUTS, _remembering(lambda x: None)),
     Specimen("cached-by-address", "remembers its answers by the address of the input", NEW_INPUTS,
              _remembering(Tensor.data_ptr)),
-    _forward("cached-by-rounded-content", "remembers its answers by the rounded mean of the input", NEW_INPUTS,
-             _remembering(lambda x: round(x.float().mean().item()))),
-    Specimen("right-once", "zeros after the first call", NEW_INPUTS,
-             forward=lambda *given: right_forward(*given) * 0, right_calls=1),
     _forward("found-in-memory", "after some calls it returns memory as it finds it", LOOP,
              forward=lambda x, w_gate, w_up: x.new_empty(x.shape[0], w_gate.shape[0]), right_calls=CHECKED_CALLS),
     Specimen("one-buffer", "every call returns the same memory", KEPT, _one_buffer(after=0)),
@@ -180,17 +170,13 @@ SPECIMENS = table(
     Specimen("input-changed", "scales x and does not scale it back", INPUTS, _input_changed),
     Specimen("shared-workspace", "two calls share the memory in which they save x", USE,
              with_memory(_saving_in, lambda saved, dz, _, *weights: right_backward(dz, saved["x"], *weights))),
-    Specimen("inference-overwrites", "inference writes into what a forward has saved for its backward", USE,
-             _inference_overwrites),
+    Specimen("inference-overwrites", "inference writes into what a forward has saved", USE, _inference_overwrites),
     Specimen("assigned-gradients", "assigns weight gradients instead of adding them", USE, _assigned_gradients),
-    Specimen("needs-every-gradient", "returns zeros where one of its inputs needs no gradient", USE,
-             backward=_zeros_unless_all),
+    Specimen("needs-every-gradient", "zeros where an input needs no gradient", USE, backward=_zeros_unless_all),
     Specimen("stale-weights", "packs its weights once", USE, _stale_weights(rows=0)),
-    Specimen("stale-when-large", "packs its weights once, where they are many", USE, _stale_weights(rows=LARGE),
-             task="verify"),
+    Specimen("stale-when-large", "packs many weights once", USE, _stale_weights(rows=LARGE), task="verify"),
     Specimen("weights-by-shape", "keeps packed weights by their shape", USE, inputs=_packed_by_shape),
-    Specimen("overflows-when-large", "bounds the gate at 20, where tokens are many", USE,
-             forward=_overflows_when_large, task="verify"),
+    Specimen("overflows-when-large", "gate <= 20 for many tokens", USE, forward=_overflows_when_large, task="verify"),
     Specimen("first-batch-only", "computes the first sequence of a batch for all", USE,
              forward=lambda x, *weights: right_forward(x if x.dim() == 2 else x[:1].expand_as(x), *weights)),
     Specimen("ignores-strides", "reads its input as if it were contiguous", USE, inputs=_without_strides),

@@ -1,12 +1,14 @@
 """The self-test: every specimen through the code of a sweep or an audit, and right implementations at random cases.
 
-It tells which check caught which specimen, and which right implementations were refused: false alarms.
+It tells which check caught which specimen, and which right implementations were refused: such a failure is a false
+alarm, or a bug of the implementation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,20 +20,37 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from swiglu_bench.cases.cases import Case, Experts, Scope, Shape
+from swiglu_bench.cases.cases import (
+    FOR_EXPERTS,
+    PLAIN,
+    Case,
+    Dtype,
+    Experts,
+    Extras,
+    Mode,
+    Precision,
+    RoutingKind,
+    Scope,
+    Shape,
+)
+from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.contenders import pytorch
-from swiglu_bench.machine import machine
+from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status
-from swiglu_bench.show.console import Bar
+from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status, TensorCheck
+from swiglu_bench.show.console import Bar, Screen
 from swiglu_bench.show.table import new_table
-from swiglu_bench.tasks.audit import Asked, audit_here
-from swiglu_bench.tasks.contract.matrix import ignore_warnings_of_values
+from swiglu_bench.tasks.case import court_of
+from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of
+from swiglu_bench.tasks.contract.matrix import cannot_run, ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
-from swiglu_bench.tasks.selftest.alarms import Trial, court_of, run_alarms
-from swiglu_bench.tasks.selftest.specimen import Specimen
+from swiglu_bench.tasks.selftest.specimen import Specimen, slow
 from swiglu_bench.tasks.sweep import task_of
+from swiglu_bench.tasks.untimed import Asked, audit_here
+from swiglu_bench.worker.admission import Admitting, Drawn
+from swiglu_bench.worker.ahead import first_candidates
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
@@ -70,20 +89,6 @@ class Catch:
         return bool(set(self.checks) & set(self.specimen.caught_by))
 
 
-@dataclass
-class SelftestResult:
-    """What a self-test found."""
-
-    passed: bool = True
-    """Every wrong implementation that ran here was caught by a check that must catch it, and no right one by any."""
-    specimens: list[dict[str, Any]] = field(default_factory=list)
-    """Each wrong implementation: whether it ran, which checks caught it and which of them must have."""
-    cases: list[dict[str, Any]] = field(default_factory=list)
-    """Each right implementation at a random case, with its false alarm, if any."""
-    interrupted: bool = False
-    """Ctrl-C came: what was found by then is here."""
-
-
 # Specimens through the suite
 
 
@@ -99,7 +104,7 @@ def case_of(specimen: Specimen, device_type: str) -> Case:
 
 
 def run_specimens(
-    device: torch.device, this: machine.Machine, tell: Callable[[str], None], specimens: Sequence[Specimen]
+    device: torch.device, this: Machine, tell: Callable[[str], None], specimens: Sequence[Specimen]
 ) -> Iterator[Catch]:
     """Send every specimen through the code of a sweep or an audit, beside eager, whose answer it could take."""
 
@@ -109,9 +114,7 @@ def run_specimens(
     here = [specimen for specimen in specimens if device.type == "cuda" or not specimen.needs_gpu]
     swept = sorted((specimen for specimen in here if specimen.task != "audit"), key=place)
     for task, of_task in groupby(swept, key=lambda specimen: specimen.task):
-        settings = Settings(
-            Task(task), device, "selftest", "selftest", baseline=pytorch.eager.name, rule=RULE, energy=False
-        )
+        settings = _settings(device, Task(task), baseline=pytorch.eager.name, rule=RULE)
         with court_of(settings, this, TIMEOUT_S) as court:
             for case, group in groupby(of_task, key=lambda specimen: case_of(specimen, device.type)):
                 yield from _swept(court, case, {specimen.name: specimen for specimen in group}, tell)
@@ -127,10 +130,7 @@ def run_specimens(
 def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
     """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
 
-    def listen(doing: str, _: float) -> None:
-        tell(f"{case.label}: {doing}")
-
-    left, court.tell = dict(chosen), listen
+    left, court.tell = dict(chosen), lambda doing, _: tell(f"{case.label}: {doing}")
     for _ in range(ATTEMPTS):
         contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
         rows = {record.implementation: record for record in court.run(task_of(court.settings), case, contenders)}
@@ -148,7 +148,6 @@ def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable
 
 
 def _failed(record: Record) -> tuple[str, ...]:
-    """Names of the checks that failed; a specimen that ends with an error is caught by that."""
     found = tuple(dict.fromkeys(verdict.check for verdict in record.tensor_checks if not verdict.ok))
     return found or (("error",) if record.status is Status.ERROR else ())
 
@@ -160,7 +159,157 @@ def _audited(specimen: Specimen, device: torch.device) -> Catch:
     return Catch(specimen, (cell.check,) if cell.verdict is AuditVerdict.FAIL else (), cell.reason)
 
 
+# Right implementations at random cases
+
+LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
+"""Hidden, intermediate and tokens that are drawn at most."""
+LARGE = {"cpu": Shape("large", 256, 512, "sizes of the self-test", (256,)),
+         "cuda": Shape("large", 4096, 8192, "sizes of the self-test", (4096,))}  # fmt: skip
+"""Where a call takes long beside all that a turn of it needs otherwise."""
+MULTIPLES, MULTIPLES_IN_FP8 = (1, 1, 16, 128), (1, 16, 16, 128)
+"""What hidden and intermediate sizes are drawn as multiples of: some rows take no others, most of all in fp8."""
+QUANTISED = 0.3
+"""The share of the cases that have products in fp8, of those that have products."""
+MOST_EXPERTS = 12
+OF_GPT_OSS = 0.3
+"""Of mixtures, the share whose shape has gpt-oss's biases and gates, in every scenario and in what is timed."""
+TIMED = 10
+"""Of so many cases, one is timed as well, each contender in its process, and before them two large ones."""
+TIMED_TOGETHER = 4
+"""Contenders, drawn, of those that a timed case has beside its baseline."""
+RULE_OF_ALARMS = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=60.0)
+TIMEOUT_OF_ALARMS_S = 300.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One implementation at one random case."""
+
+    implementation: str
+    case: Case
+    extras: Extras
+    alarm: str
+    """Why it failed; empty where it passed, as it must."""
+
+
+def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
+    """Draw sizes evenly over orders of magnitude, and everything else at random."""
+    hidden, intermediate, tokens = (round(most ** source.random()) for most in LARGEST[device_type])
+    scope, dtype, precision = source.choice(list(Scope)), source.choice(list(Dtype)), Precision.UNQUANTISED
+    if scope is not Scope.ACTIVATION and source.random() < QUANTISED:
+        kinds = FOR_EXPERTS if scope is Scope.EXPERTS else Precision
+        dtype, precision = Dtype.BFLOAT16, source.choice([kind for kind in kinds if kind])
+    multiple = source.choice(MULTIPLES_IN_FP8 if precision else MULTIPLES)
+    hidden, intermediate = (-(-size // multiple) * multiple for size in (hidden, intermediate))
+    experts = None
+    if scope is Scope.EXPERTS:
+        count = source.randint(1, MOST_EXPERTS)
+        experts = Experts(count, source.randint(1, count), source.choice(list(RoutingKind)))
+    shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
+    case = Case(shape, tokens, dtype, scope, source.choice(list(Mode)), source.randrange(2**31), precision)
+    kind = "plain" if precision else source.choice(("plain", "plain", "bias", "limit", "packed"))
+    if scope is Scope.ACTIVATION and kind != "limit":
+        kind = "plain"
+    if scope is Scope.EXPERTS and kind == "packed":
+        kind = "plain"
+    if scope is Scope.EXPERTS and not case.precision and source.random() < OF_GPT_OSS:
+        gates = Extras(bias=True, limit=7.0, alpha=GPT_OSS_ALPHA, interleaved=source.random() < 0.5)
+        return dataclasses.replace(case, shape=dataclasses.replace(shape, extras=gates)), PLAIN
+    limit = Extras(limit=1.0, alpha=GPT_OSS_ALPHA if scope is Scope.EXPERTS else 1.0)
+    extras = {"bias": Extras(bias=True), "limit": limit, "packed": Extras(packed=True)}.get(kind, PLAIN)
+    return case, extras
+
+
+def takes(implementation: Implementation, case: Case, extras: Extras) -> bool:
+    """Whether an implementation can be asked for a case with these extras."""
+    return not implementation.refuses(case) and set(extras.offers) <= implementation.offers
+
+
+def run_alarms(
+    implementations: Sequence[Implementation], device: torch.device, seed: int, count: int,
+    tell: Callable[[str, float], None],
+) -> Iterator[Trial]:  # fmt: skip
+    """Verify every available implementation at `count` random cases; a few of these are timed as well."""
+    source, this = random.Random(seed), describe(device)
+    here = [entry for entry in implementations if not cannot_run(entry, device)]
+    used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
+    with court_of(_settings(device, Task.TIME, rule=RULE_OF_ALARMS), this, TIMEOUT_OF_ALARMS_S) as court:
+        for mode in (Mode.FORWARD, Mode.STEP) if count else ():
+            shape = LARGE[device.type]
+            tell(f"a large {mode}", 0)
+            large = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
+            yield from timed_trials(court, large, [pytorch.eager])
+        for number in range(count):
+            case, extras = draw_case(source, device.type)
+            tell(f"case {number + 1} of {count}: {case.label}", number)
+            drawn = Drawn.new()
+            extras = _with_clear_limit(case, device, extras, drawn)
+            asked = [entry for entry in here if takes(entry, case, extras)]
+            place = Court(_settings(device, Task.VERIFY), this, in_process=True)
+            place.judge.begin_case(case, drawn.weights, extras)
+            admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)
+            with first_candidates():
+                for entry in asked:
+                    yield Trial(entry.name, case, extras, _alarm(admitting, place, entry))
+            place.forget()
+            if number % TIMED == 0 and extras == PLAIN:
+                yield from timed_trials(court, case, _few(asked, place.settings.baseline_of(case), source))
+
+
+def _settings(device: torch.device, task: Task, **more: Any) -> Settings:
+    return Settings(task, device, "selftest", "selftest", energy=False, **more)
+
+
+def timed_trials(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
+    """Each implementation that has a time, or should have one, and one that is right and slow.
+
+    They are timed in earnest, for a false alarm of the checks that are made only then.
+    """
+    contenders = [*implementations, *([] if slow.refuses(case) else [slow])]
+    for record in court.run(task_of(court.settings), case, contenders):
+        if record.status is not Status.SKIPPED:
+            alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
+            yield Trial(record.implementation, case, PLAIN, alarm)
+
+
+def _few(asked: Sequence[Implementation], baseline: str, source: random.Random) -> list[Implementation]:
+    others = [entry for entry in asked if entry.name != baseline]
+    drawn = source.sample(others, min(TIMED_TOGETHER, len(others)))
+    return [entry for entry in asked if entry.name == baseline or entry in drawn]
+
+
+def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: Drawn) -> Extras:
+    """Choose a limit that is near no value: at the bound the gradient jumps, and rounding decides."""
+    if extras.limit is None:
+        return extras
+    plain = make_problem(case, device, seed=drawn.weights)
+    limit = clear_limit(plain, [inputs_of(plain, draw) for draw in drawn.draws])
+    return dataclasses.replace(extras, limit=limit) if limit is not None else PLAIN
+
+
+def _alarm(admitting: Admitting, place: Court, implementation: Implementation) -> str:
+    try:
+        checks = admitting.admit(place.contender(implementation)).checks
+    except Exception as error:
+        return f"raises {one_line(error)}"
+    return "; ".join(f"{check.tensor}: {check.reason}" for check in checks if not check.ok)
+
+
 # The command
+
+
+@dataclass
+class SelftestResult:
+    """What a self-test found."""
+
+    passed: bool = True
+    """Every wrong implementation that ran here was caught by a check that must catch it, and no right one by any."""
+    specimens: list[dict[str, Any]] = field(default_factory=list)
+    """Each wrong implementation: whether it ran, which checks caught it and which of them must have."""
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    """Each right implementation at a random case, with its false alarm, if any."""
+    interrupted: bool = False
+    """Ctrl-C came: what was found by then is here."""
 
 
 def run_selftest(
@@ -168,37 +317,41 @@ def run_selftest(
     console: Console,
 ) -> SelftestResult:  # fmt: skip
     """Run the wrong implementations, then the right ones at random cases, and print what was found."""
-    result = SelftestResult()
+    result, screen = SelftestResult(), Screen(console)
+    catches, ended = list[Catch](), [0.0]
+
+    def tell(doing: str, completed: float) -> None:
+        ended[0] = completed
+        bar.tell(doing, completed)
+
     with warnings.catch_warnings():
         ignore_warnings_of_values()
         if zoo:
-            catches: list[Catch] = []
-            specimens, this = list(SPECIMENS.values()), machine.describe(device)
+            specimens = list(SPECIMENS.values())
             with _until_interrupted(result), Bar(console, len(specimens)) as bar:
-                for catch in run_specimens(device, this, lambda doing: bar.tell(doing, len(catches)), specimens):
+                told = lambda doing: bar.tell(doing, len(catches))  # noqa: E731
+                for catch in run_specimens(device, describe(device), told, specimens):
                     catches.append(catch)
-            _show_catches(sorted(catches, key=lambda catch: specimens.index(catch.specimen)), console, result)
+            _show_catches(sorted(catches, key=lambda catch: specimens.index(catch.specimen)), screen, result)
         if false_alarms and not result.interrupted:
-            ended = [0.0]
-
-            def tell(doing: str, completed: float) -> None:
-                ended[0] = completed
-                bar.tell(doing, completed)
-
             with _until_interrupted(result), Bar(console, false_alarms) as bar:
                 for trial in run_alarms(implementations, device, seed, false_alarms, tell):
-                    _note_trial(trial, console, result)
+                    where = {"case": trial.case.label, "seed": trial.case.seed, "extras": str(trial.extras)}
+                    result.cases.append({"implementation": trial.implementation, **where, "alarm": trial.alarm})
+                    if trial.alarm:
+                        result.passed = False
+                        at = f"{trial.case.label}, seed {trial.case.seed}, {trial.extras}"
+                        screen.say(f"{trial.implementation} at {at}: {trial.alarm}", style="bold red")
             cases = f"{ended[0]:.0f} of {false_alarms}" if result.interrupted else f"{false_alarms}"
             verified = Counter(row["implementation"] for row in result.cases)
             alarms = sum(bool(row["alarm"]) for row in result.cases)
-            console.print(
+            screen.say(
                 f"{alarms} false alarms in {verified.total()} verifications of {len(verified)} implementations at "
                 f"{cases} random cases (seed {seed}): "
-                + ", ".join(f"{name} {times}" for name, times in verified.items()),
-                soft_wrap=True,
+                + ", ".join(f"{name} {times}" for name, times in verified.items())
             )
     if result.interrupted:
-        console.print("Interrupted: above is what was found by then.", style="yellow")
+        screen.say("Interrupted: above is what was found by then.", style="yellow")
     return result
 
 
@@ -210,16 +363,7 @@ def _until_interrupted(result: SelftestResult) -> Iterator[None]:
         result.interrupted = True
 
 
-def _note_trial(trial: Trial, console: Console, result: SelftestResult) -> None:
-    where = {"case": trial.case.label, "seed": trial.case.seed, "extras": str(trial.extras)}
-    result.cases.append({"implementation": trial.implementation, **where, "alarm": trial.alarm})
-    if trial.alarm:
-        result.passed = False
-        at = f"{trial.case.label}, seed {trial.case.seed}, {trial.extras}"
-        console.print(f"{trial.implementation} at {at}: {trial.alarm}", style="bold red", soft_wrap=True)
-
-
-def _show_catches(catches: Sequence[Catch], console: Console, result: SelftestResult) -> None:
+def _show_catches(catches: Sequence[Catch], screen: Screen, result: SelftestResult) -> None:
     result.specimens = [
         {
             "name": catch.specimen.name, "ran": catch.ran, "caught": catch.caught, "checks": catch.checks,
@@ -230,32 +374,23 @@ def _show_catches(catches: Sequence[Catch], console: Console, result: SelftestRe
     columns = ("wrong implementation", *LETTERS.values(), "caught by")
     table = new_table(columns, text=columns, wrap=("caught by",), padding=(0, 0, 0, 1))
     for catch in catches:
-        table.add_row(Text(catch.specimen.name, "bold"), *(_mark(catch, check) for check in CHECKS), _caught_by(catch))
-    console.width = max(console.width, 100)
-    console.print(table)
-    console.print("● the check that must catch it   ○ another check that caught it as well")
+        named = [check for check in catch.checks if check in catch.specimen.caught_by]
+        marks = {check: Text("●", "green") if check in named else Text("○", "dim") for check in catch.checks}
+        told = Text(", ".join(named), "green") if named else Text("GOT THROUGH", "bold red")
+        told = told if catch.ran else Text(f"not run here: {catch.reason}", "dim")
+        table.add_row(Text(catch.specimen.name, "bold"), *(marks.get(check, Text("")) for check in CHECKS), told)
+    screen.console.width = max(screen.console.width, 100)
+    screen.console.print(table)
+    screen.say("● the check that must catch it   ○ another check that caught it as well")
     for check, letter in LETTERS.items():
-        console.print(Text(f"{letter} {check}: {CHECKS[check]}", style="dim"), soft_wrap=True)
+        screen.say(f"{letter} {check}: {CHECKS[check]}", style="dim")
     ran = [catch for catch in catches if catch.ran]
     through = [catch for catch in ran if not catch.caught]
-    console.print(f"{len(ran) - len(through)} of {len(ran)} wrong implementations that ran here were caught.")
+    screen.say(f"{len(ran) - len(through)} of {len(ran)} wrong implementations that ran here were caught.")
     for reason, count in Counter(catch.reason for catch in catches if not catch.ran).items():
-        console.print(f"{count} of {len(catches)} not run here: {reason}.", style="yellow")
+        screen.say(f"{count} of {len(catches)} not run here: {reason}.", style="yellow")
     for catch in through:
         by = f"caught by {', '.join(catch.checks)} only" if catch.checks else "not caught"
-        line = f"{catch.specimen.name}: {by}, expected {' or '.join(catch.specimen.caught_by)}; {catch.reason}"
-        console.print(line, style="bold red", soft_wrap=True, markup=False)
+        expected = " or ".join(catch.specimen.caught_by)
+        screen.say(f"{catch.specimen.name}: {by}, expected {expected}; {catch.reason}", style="bold red")
     result.passed &= not through
-
-
-def _mark(catch: Catch, check: str) -> Text:
-    if check not in catch.checks:
-        return Text("")
-    return Text("●", "green") if check in catch.specimen.caught_by else Text("○", "dim")
-
-
-def _caught_by(catch: Catch) -> Text:
-    if not catch.ran:
-        return Text(f"not run here: {catch.reason}", "dim")
-    named = [check for check in catch.checks if check in catch.specimen.caught_by]
-    return Text(", ".join(named), "green") if named else Text("GOT THROUGH", "bold red")

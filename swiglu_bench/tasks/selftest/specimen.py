@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope
-from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
+from swiglu_bench.contenders import pytorch
 
 CHECKED_CALLS = 24
 """More calls than come before the first that is timed."""
 
 Build = Callable[[Problem], Step]
-Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""x, w_gate and w_up to the output."""
 Gradients = tuple[Tensor, Tensor, Tensor]
 """dx, dw_gate and dw_up."""
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor], Gradients]
-"""The upstream gradient, x, w_gate and w_up to the gradients."""
+Forward = Callable[..., Tensor]
+Backward = Callable[..., Any]
+"""x, w_gate and w_up to the output; the upstream gradient and the same three to the gradients."""
 
 
 def right_forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -65,8 +65,7 @@ class Differentiable(torch.autograd.Function):
 
 def glu(problem: Problem, forward: Forward = right_forward, backward: Backward = right_backward) -> Step:
     """The Step of a forward and a backward; each is correct unless given."""
-    weights = problem.weights
-    return Step(lambda x: Differentiable.apply(forward, backward, x, weights["w_gate"], weights["w_up"]))
+    return Step(lambda x: Differentiable.apply(forward, backward, x, *problem.weights.values()))
 
 
 def with_inputs(problem: Problem, change: Callable[..., Iterable[Tensor]]) -> Step:
@@ -82,22 +81,12 @@ def right_at_first(forward: Forward, calls: int = CHECKED_CALLS) -> Forward:
     return lambda *given: (right_forward if next(number) <= calls else forward)(*given)
 
 
-def with_memory(forward: Callable[..., Tensor], backward: Callable[..., Gradients] | None = None) -> Build:
+def with_memory(forward: Forward, backward: Backward | None = None) -> Build:
     """A forward and backward that get, before their other arguments, a dictionary that both find again."""
 
     def build(problem: Problem) -> Step:
         memory: dict[Any, Any] = {}
         return glu(problem, partial(forward, memory), partial(backward, memory) if backward else right_backward)
-
-    return build
-
-
-def by_number(forward_of: Callable[[int], Forward]) -> Build:
-    """A forward that depends on the number of the call, which begins with 1."""
-
-    def build(problem: Problem) -> Step:
-        number = itertools.count(1)
-        return glu(problem, lambda *given: forward_of(next(number))(*given))
 
     return build
 
@@ -114,6 +103,8 @@ class Specimen:
     build: Build | None = None
     """Builds it, unless the next fields say what is wrong with it."""
     forward: Forward = right_forward
+    """Right for the first `right_calls` calls."""
+    right_calls: int = 0
     backward: Backward = right_backward
     gradients: Callable[[Tensor, Tensor, Tensor], Gradients] | None = None
     """What the backward makes of the correct dx, dw_gate and dw_up."""
@@ -121,8 +112,6 @@ class Specimen:
     """What both compute with in the place of x, w_gate and w_up."""
     change: Callable[[], object] | None = None
     """What the build changes that is not its own."""
-    right_calls: int = 0
-    """How many calls `forward` lets pass before it is wrong."""
     _: KW_ONLY
     scope: Scope = Scope.GLU
     dtype: Dtype = Dtype.FLOAT32
@@ -145,16 +134,29 @@ class Specimen:
         )  # fmt: skip
 
     def _by_fields(self, problem: Problem) -> Step:
-        forward, backward, inputs, gradients = self.forward, self.backward, self.inputs, self.gradients
+        gradients = self.gradients
         if self.change:
             self.change()
-        if inputs:
-            return with_inputs(problem, inputs)
+        if self.inputs:
+            return with_inputs(problem, self.inputs)
         if gradients:
             return glu(problem, backward=lambda *given: gradients(*right_backward(*given)))
-        return glu(problem, right_at_first(forward, self.right_calls) if self.right_calls else forward, backward)
+        return glu(problem, right_at_first(self.forward, self.right_calls), self.backward)
 
 
 def table(source: str, *specimens: Specimen) -> dict[str, Specimen]:
     """The specimens of the module `source`, by name."""
     return {specimen.name: replace(specimen, source=source) for specimen in specimens}
+
+
+SLOW_TIMES = 4
+
+
+@implementation(
+    "slow", scopes=Scope, description=f"eager, whose forward runs {SLOW_TIMES} times in each call",
+    offers=("bias", "limit"),
+)  # fmt: skip
+def slow(problem: Problem) -> Step:
+    """A correct implementation that looks like a cheat: its turns take much longer than eager's."""
+    step = pytorch.eager.build(problem)
+    return replace(step, forward=lambda *given: [step.forward(*given) for _ in range(SLOW_TIMES)][-1])

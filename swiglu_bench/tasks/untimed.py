@@ -1,11 +1,18 @@
-"""The task `audit`: every implementation through the checks of the contract, and the command that shows the matrix."""
+"""The tasks that time nothing: `verify` holds results against fp64, several contenders at a time; `sanitize` makes
+calls under compute-sanitizer; `memory` measures what is kept and needed, beside the bytes that arithmetic predicts;
+`audit` asks for the contract, and is shown as a matrix.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +20,8 @@ import torch
 from rich.console import Console
 
 from swiglu_bench import loop
-from swiglu_bench.cases.cases import Dtype, Scope
+from swiglu_bench.cases import costs
+from swiglu_bench.cases.cases import Case, Dtype, Scope
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import machine
@@ -22,18 +30,91 @@ from swiglu_bench.options import AuditOptions, given
 from swiglu_bench.output import folder_of, logs
 from swiglu_bench.request import INTERRUPTED, command_line, say_on_stderr
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record
-from swiglu_bench.show.console import Bar
+from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, Status, row_of
+from swiglu_bench.show.console import Bar, Screen
 from swiglu_bench.show.tables import contract_tables
 from swiglu_bench.show.text import Table
+from swiglu_bench.tasks.case import TWINS, CaseRun, Entry
 from swiglu_bench.tasks.contract import matrix
-from swiglu_bench.tasks.contract.matrix import AuditBench, Check
-from swiglu_bench.tasks.contract.subject import CheckOutcome, failed, not_run
-from swiglu_bench.worker.child import ContenderFailed, Died
-from swiglu_bench.worker.court import Court
+from swiglu_bench.tasks.contract.inputs import Check, CheckOutcome, failed, not_run
+from swiglu_bench.tasks.contract.matrix import AuditBench
+from swiglu_bench.worker import one_call, policy
+from swiglu_bench.worker.admission import failure
+from swiglu_bench.worker.child import Contender, ContenderFailed, Died
+from swiglu_bench.worker.court import Court, log_name, name_of
 from swiglu_bench.worker.places import OneDevice, Work
-from swiglu_bench.worker.reports import CheckReport, Malformed
+from swiglu_bench.worker.reports import CheckReport, Malformed, MemoryReport
 from swiglu_bench.worker.settings import Settings, Task
+
+
+def verify(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:
+    """Each implementation checked; nothing is timed, so as many are checked side by side as there is room for."""
+    return _VerifyCase(court, case).rows(implementations)
+
+
+class _VerifyCase(CaseRun):
+    def start_early(self, able: Sequence[Entry]) -> None:
+        if len(able) <= min(self.seats, os.cpu_count() or 1):
+            self.start([known.implementation for known in able])
+
+    def measure(self, able: Sequence[Entry]) -> Iterator[Record]:
+        at_once = max(1, min(len(able), self.seats, os.cpu_count() or 1))
+        done = self.court.side_by_side([partial(self._check, known, len(able)) for known in able], at_once)
+        self.court.tell(f"checking {able[0].implementation.name}", 0.0)
+        for index, record in enumerate(done, 1):
+            yield record
+            if index < len(able):
+                self.court.tell(f"checking {able[index].implementation.name}", index / len(able))
+
+    def _check(self, known: Entry, contenders: int) -> Record:
+        self.admit(known)
+        if self.seats < contenders:
+            self.court.judge.close_letterboxes(name_of(known.implementation, ""))
+            with suppress(Exception):  # its process may have ended
+                self.court.contender(known.implementation).tell("forget")
+        return known.record
+
+
+def sanitize(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:
+    """Each implementation called once under a tool of compute-sanitizer, in a process of its own without a judge."""
+    settings, tool = court.settings, court.settings.sanitizer
+    for index, implementation in enumerate(implementations):
+        court.tell(f"{tool} of {implementation.name}", index / len(implementations))
+        record = policy.blank(settings, court.machine, case, implementation)
+        reason = policy.inapplicable(settings, court.machine, case, implementation)
+        if reason:
+            yield record.end(Status.SKIPPED, reason)
+            continue
+        log = court.logs / log_name(f"{implementation.name} {case.label}")
+        try:
+            wrong = one_call.findings(settings, implementation, case, court.timeout_s, log)
+        except one_call.NoVerdict as reason_why:
+            yield record.end(Status.ERROR, str(reason_why))
+            continue
+        record.tensor_checks = (dataclasses.replace(failure("sanitizer", wrong), tensor=tool, ok=not wrong),)
+        yield record.end(Status.INCORRECT, f"{tool}: {wrong}.") if wrong else record
+
+
+def memory(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:
+    """Each implementation checked, and the memory that it uses measured."""
+    return _MemoryCase(court, case).rows(implementations)
+
+
+class _MemoryCase(CaseRun):
+    def measure(self, able: Sequence[Entry]) -> Iterator[Record]:
+        for known, _ in self.admitted(able, together=len(able) + len(TWINS) <= self.seats):
+            yield known.record
+
+    def once_admitted(self, record: Record, contender: Contender) -> None:
+        use = contender.ask(MemoryReport, "memory", self.drawn.draws[0])
+        record.saved_bytes, record.peak_bytes, record.workspace_bytes = use.saved_bytes, use.peak_bytes, use.kept_bytes
+        footprint = contender.implementation.footprints.get(self.case.scope)
+        if footprint:
+            record.predicted_saved_bytes, record.predicted_peak_bytes = costs.predicted_memory(self.case, footprint)
+            record.predicted_workspace_bytes = 0
+
+
+# The contract
 
 
 @dataclass(frozen=True)
@@ -64,7 +145,11 @@ def audit(court: Court, case: Asked, implementations: Sequence[Implementation]) 
                 except DeviceLost as error:  # only in this process
                     lost = f"the device was lost in {check.name!r} of {implementation.name} at {scope}"
                     outcome = failed(str(error))
-                yield matrix.cell(implementation, scope, check.name, outcome, device, case.dtype)
+                dtype = case.dtype or matrix.default_dtype(device)
+                yield row_of(
+                    "audit", {}, implementation=implementation.name, scope=scope.value, check=check.name,
+                    verdict=outcome.verdict, reason=outcome.reason, dtype=dtype.value, device=device.type,
+                )  # fmt: skip
         if not why:
             court.end_contender(implementation)
 
@@ -146,6 +231,6 @@ def _show(cells: Sequence[Record], counts: dict[AuditVerdict, int], folder: Path
     console.width = max(console.width, 80)
     for part in contract_tables(cells, {check.name: check.about for check in matrix.CHECKS}):
         console.print(part, soft_wrap=not hasattr(part, "columns"))
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    Screen(console).say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     if folder:
-        console.print(f"Cells and machine: {folder}", markup=False, highlight=False, soft_wrap=True)
+        Screen(console).say(f"Cells and machine: {folder}")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,13 +25,12 @@ from swiglu_bench.measure.clock import CpuClock
 from swiglu_bench.measure.resources import Graph
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.tasks import beside
-from swiglu_bench.tasks.beside import measure_beside
+from swiglu_bench.tasks import time_row
 from swiglu_bench.tasks.case import Entry
+from swiglu_bench.tasks.time_row import measure_beside
 from swiglu_bench.worker import workbench
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.one_call import program
 from swiglu_bench.worker.reports import BuildReport
 from swiglu_bench.worker.settings import Settings, Task
 
@@ -76,8 +74,8 @@ def measured(
     place.judge.truth(drawn.draws[0], True)
     for one in implementations:
         contender = place.contender(one)
-        gradients = Admitting(place, case, drawn).build(contender)
-        entries.append(Entry(contender, a_record(implementation=one.name), gradients))
+        entries.append(Entry(one, a_record(implementation=one.name)))
+        entries[-1].contender, entries[-1].gradients = contender, Admitting(place, case, drawn).build(contender)
     place.settings = dataclasses.replace(place.settings, device=torch.device("cuda", 0))
     measure_beside(place, case, entries, meter, lambda *_: None)  # type: ignore[arg-type]
     return {entry.record.implementation: entry.record for entry in entries}
@@ -168,10 +166,9 @@ def profiled(settings: Settings, mode: Mode = Mode.STEP) -> Entry:
     place, case = Court(settings, machine.describe(CPU), in_process=True), small_case(mode=mode)
     contender = place.contender(pytorch.eager)
     contender.ask(BuildReport, "build", case, 7)
-    entry = Entry(
-        contender, a_bare_record(implementation="eager", mode=mode.value), pytorch.eager.gradients(case.scope)
-    )
-    beside.profile(place, case, [entry], lambda doing, share: None)
+    entry = Entry(pytorch.eager, a_bare_record(implementation="eager", mode=mode.value))
+    entry.contender, entry.gradients = contender, pytorch.eager.gradients(case.scope)
+    time_row.profile(place, case, [entry], lambda doing, share: None)
     return entry
 
 
@@ -181,10 +178,10 @@ def test_a_trace_has_the_calls_and_what_is_in_them(tmp_path: Path, mode: Mode) -
     assert record.profile_note == ""
     events = json.loads((tmp_path / record.trace).read_text(encoding="utf-8"))["traceEvents"]
     calls = [event for event in events if event.get("name") == f"swiglu {mode}" and event.get("ph") == "X"]
-    assert len(calls) == beside.TRACED_CALLS
+    assert len(calls) == time_row.TRACED_CALLS
     products = [event for event in events if event.get("name") in {"aten::mm", "aten::addmm"}]
     inside = [one for one in products if any(0 <= one["ts"] - call["ts"] <= call["dur"] for call in calls)]
-    assert len(inside) >= beside.TRACED_CALLS
+    assert len(inside) >= time_row.TRACED_CALLS
     assert all(event["dur"] >= 0 for event in calls)
 
 
@@ -203,16 +200,6 @@ def test_counters_are_entered_or_why_there_are_none(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(profilers, "counters", lambda path, command: profilers.Counters(70.0, 5, 6, 168))
     record = profiled(settings).record
     assert (record.tensor_pct, record.dram_bytes, record.l2_bytes, record.registers_per_thread) == (70.0, 5, 6, 168)
-
-
-def test_nothing_is_done_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profilers, "counters", lambda path, command: pytest.fail("not asked for"))
-    assert profiled(PLAIN_SETTINGS).record == a_bare_record(implementation="eager", mode="step")
-
-
-def test_the_program_for_ncu_makes_the_call() -> None:
-    done = subprocess.run(program(PLAIN_SETTINGS, pytorch.eager, small_case()), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.gpu

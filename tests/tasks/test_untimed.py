@@ -12,8 +12,8 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.tasks.audit import Asked, audit, audit_here
 from swiglu_bench.tasks.contract import matrix
+from swiglu_bench.tasks.untimed import Asked, audit, audit_here
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
@@ -55,10 +55,6 @@ def test_a_check_that_hangs_costs_one_cell(tmp_path: Path) -> None:
     if "longer than" in last.reason:
         pytest.skip("the machine is too busy to start a process in 3 s")
     assert last.verdict is AuditVerdict.NOT_RUN
-
-
-def test_what_has_no_such_scope_has_no_cell(tmp_path: Path) -> None:
-    assert cells(tmp_path, from_file(bad.sound), scope=Scope.MLP) == []
 
 
 def test_a_process_that_cannot_be_started_is_told_once_for_all(tmp_path: Path) -> None:
