@@ -16,10 +16,9 @@ from swiglu_bench.cases.cases import WEIGHTS, Case
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import look
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.output import Opened, logs, opened
+from swiglu_bench.output import Fingerprints, Opened, Remaining, logs, opened
 from swiglu_bench.request import INTERRUPTED, Request, Say
-from swiglu_bench.resume import Fingerprints, Remaining
-from swiglu_bench.rows.csv_table import reason, typed
+from swiglu_bench.rows.figures import reason, typed
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import Writer
 from swiglu_bench.show.console import ConsoleWriter, Screen, Tables
@@ -32,7 +31,7 @@ from swiglu_bench.worker import policy
 from swiglu_bench.worker.child import DoesNotEnd
 from swiglu_bench.worker.court import CaseTask
 from swiglu_bench.worker.places import CaseRows, Place, Places, Work
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 POLL_S = 0.2
 OPERATIONS_PER_BYTE = 200

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.worker.places import Places
-    from swiglu_bench.worker.settings import Settings
+    from swiglu_bench.worker.policy import Settings
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
@@ -130,7 +130,7 @@ def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
 def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str, sanitizer: str) -> Settings:
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.worker.settings import Settings, Task
+    from swiglu_bench.worker.policy import Settings, Task
 
     timing = options if isinstance(options, TimingOptions) else None
     return Settings(

@@ -16,7 +16,7 @@ import swiglu_bench
 from swiglu_bench.api import Results
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.options import TimingOptions
-from swiglu_bench.rows.csv_table import cell
+from swiglu_bench.rows.figures import cell
 from swiglu_bench.rows.record import COLUMNS
 from swiglu_bench.rows.run_folder import frame_of, read_rows
 

@@ -27,13 +27,13 @@ from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.options import TimingOptions
 from swiglu_bench.request import INTERRUPTED, Request
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.csv_table import CutShort
+from swiglu_bench.rows.figures import CutShort
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.child import DoesNotEnd
 from swiglu_bench.worker.court import CaseTask, Court
 from swiglu_bench.worker.places import CaseRows, Lost, Place, Work
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 pytestmark = pytest.mark.usefixtures("_quiet_machine")
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.options import SweepOptions, TimingOptions, VerifyOptions
 from swiglu_bench.request import REGIMES, requested
-from swiglu_bench.worker.settings import Task
+from swiglu_bench.worker.policy import Task
 
 names = st.sampled_from([one.name for one in CATALOGUE])
 patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[!x]*", "?", "a.py:b", ".py:", ","]))

@@ -21,13 +21,12 @@ from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, show
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
-from swiglu_bench.cli.options import Command, command_of, folding
 from swiglu_bench.cli.report import recommend, report
 from swiglu_bench.cli.tp import tp
 from swiglu_bench.cli.train import train
 from swiglu_bench.cli.tune import tune
-from swiglu_bench.options import AuditOptions
-from swiglu_bench.rows.csv_table import CutShort
+from swiglu_bench.options import AuditOptions, Command, command_of, folding
+from swiglu_bench.rows.figures import CutShort
 from swiglu_bench.version import __version__
 
 app = typer.Typer(

@@ -14,8 +14,7 @@ import typer
 from swiglu_bench import options
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cli.options import command_of
-from swiglu_bench.options import HOW, OUTPUT, Text, option
+from swiglu_bench.options import HOW, OUTPUT, Text, command_of, option
 from swiglu_bench.request import split
 from swiglu_bench.show import text
 

@@ -152,9 +152,9 @@ def noise(
     from swiglu_bench.show import csv_file
     from swiglu_bench.show.console import Bar
     from swiglu_bench.tasks import noise as measuring
-    from swiglu_bench.worker.competitor import competitors
+    from swiglu_bench.worker.ahead import competitors
     from swiglu_bench.worker.court import Court
-    from swiglu_bench.worker.settings import Settings, Task
+    from swiglu_bench.worker.policy import Settings, Task
 
     chosen = machine.find_device(device)
     case = _noise_case(chosen.type == "cuda", tokens)

@@ -12,8 +12,7 @@ import typer
 
 from swiglu_bench import request
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cli.options import command_of
-from swiglu_bench.options import COMMANDS, HOW, Form, SweepOptions, option
+from swiglu_bench.options import COMMANDS, HOW, Form, SweepOptions, command_of, option
 from swiglu_bench.show import text
 from swiglu_bench.tasks.sweep import perform
 

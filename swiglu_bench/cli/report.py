@@ -15,8 +15,7 @@ import typer
 from swiglu_bench import options, request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.finished import RowOptions
-from swiglu_bench.cli.options import command_of
-from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, option
+from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, command_of, option
 from swiglu_bench.rows.record import unique
 from swiglu_bench.show import text
 
@@ -114,7 +113,7 @@ def _check_installed() -> None:
 
 def _write_page(path: Path, html: str) -> None:
     """Whole or not at all."""
-    from swiglu_bench.rows.csv_table import reason, write_whole
+    from swiglu_bench.rows.figures import reason, write_whole
 
     try:
         write_whole(path, html.encode("utf-8"))

@@ -17,8 +17,19 @@ from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
-from swiglu_bench.cli.options import command_of
-from swiglu_bench.options import HOW, OUTPUT, WHAT, Device, JsonForm, Seed, Tokens, Wait, complete_shapes, option
+from swiglu_bench.options import (
+    HOW,
+    OUTPUT,
+    WHAT,
+    Device,
+    JsonForm,
+    Seed,
+    Tokens,
+    Wait,
+    command_of,
+    complete_shapes,
+    option,
+)
 from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.show import text
 

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows import samples
-from swiglu_bench.rows.csv_table import as_csv, reason, write_whole
-from swiglu_bench.rows.figures import figures
+from swiglu_bench.rows.figures import as_csv, figures, reason, write_whole
 from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS
+from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, sample_lines
 
 CHECK_FIELDS = tuple(figures(TensorCheck))
 KEY = LAYOUTS["run"].key
@@ -113,7 +111,7 @@ class CsvFile:
         layout = LAYOUTS[kind]
         self._beside: dict[Table, Callable[[Record], Iterator[list[Any]]]] = {}
         if layout.samples:
-            self._beside[Table(folder / layout.samples, samples.COLUMNS[kind])] = samples.lines
+            self._beside[Table(folder / layout.samples, SAMPLE_COLUMNS[kind])] = sample_lines
         if kind == "run":
             self._beside[Table(folder / CHECKS, CHECK_COLUMNS)] = _checks
         self._records = Table(folder / layout.file, layout.header())

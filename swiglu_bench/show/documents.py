@@ -32,11 +32,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from swiglu_bench.cases.errors import BadInput, one_line
-from swiglu_bench.rows import csv_table, samples
-from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, together
+from swiglu_bench.rows.figures import MIB, Figure, cell, figures, plus_minus, texts, together
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
-from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout, read_rows
+from swiglu_bench.rows.run_folder import (
+    CHECKS,
+    SAMPLE_COLUMNS,
+    SAMPLE_FIGURES,
+    SPLIT,
+    read_about,
+    read_layout,
+    read_rows,
+)
 from swiglu_bench.show import ranking, tables
 from swiglu_bench.show.csv_file import CHECK_COLUMNS
 from swiglu_bench.show.sections import caption, load, only, sections, training_caption
@@ -218,7 +225,7 @@ def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
             layout.file: (layout.header(), FIGURES if kind == "run" else new | _renamed(layout))
             for kind, layout in LAYOUTS.items()
         },
-        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
+        **{LAYOUTS[kind].samples: (names, SAMPLE_FIGURES) for kind, names in SAMPLE_COLUMNS.items()},
         CHECKS: (CHECK_COLUMNS, figures(TensorCheck)),
     }
 
@@ -267,7 +274,7 @@ def choose(rows: Sequence[Row], words: Iterable[str]) -> list[Row]:
     values = dict(word.split("=", 1) for word in words if "=" in word)
 
     def wanted(row: Any) -> bool:
-        fits = all(csv_table.cell(getattr(row, column)) == value.lower() for column, value in values.items())
+        fits = all(cell(getattr(row, column)) == value.lower() for column, value in values.items())
         return fits and (not names or row.implementation in names)
 
     return [row for row in rows if wanted(row)]
@@ -360,7 +367,7 @@ def _scaling(source: Path, words: Sequence[str]) -> tuple[str, Picture, str]:
 def pairs(path: Path) -> tuple[Picture, str]:
     """The chart of A/A pairs, and what it shows. Raises BadInput for a file that `noise` did not write."""
     try:
-        rows = sorted(csv_table.texts(path), key=lambda row: float(row["ratio"]))
+        rows = sorted(texts(path), key=lambda row: float(row["ratio"]))
         names = ("ratio", "ratio_low", "ratio_high")
         data: list[dict[str, Any]] = [
             {"place": place, "verdict": row["verdict"], **{name: (float(row[name]) - 1) * 100 for name in names}}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
-from swiglu_bench.rows import csv_table
+from swiglu_bench.rows import figures
 
 if TYPE_CHECKING:
     import pandas
@@ -48,7 +48,7 @@ def as_text(form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, An
     if form == "jsonl":
         return "".join(as_json(row, indent=None) for row in rows)
     names = list(columns)
-    return csv_table.as_csv([names, *([row.get(name) for name in names] for row in rows)])
+    return figures.as_csv([names, *([row.get(name) for name in names] for row in rows)])
 
 
 def put(text: str, file: Path | None = None) -> None:
@@ -79,7 +79,7 @@ def _new(file: Path) -> BinaryIO:
     except FileExistsError:
         raise BadInput(f"--output: {file} is already there; give a new file.") from None
     except OSError as error:
-        reason = csv_table.reason(error)
+        reason = figures.reason(error)
         raise BadInput(f"--output: {file} cannot be written: {reason}; give a file that can.") from None
 
 

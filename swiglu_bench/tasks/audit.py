@@ -32,8 +32,8 @@ from swiglu_bench.tasks.contract.subject import CheckOutcome, failed, not_run
 from swiglu_bench.worker.child import ContenderFailed, Died
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.places import OneDevice, Work
-from swiglu_bench.worker.reports import CheckReport, Malformed
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.worker import CheckReport, Malformed
 
 
 @dataclass(frozen=True)

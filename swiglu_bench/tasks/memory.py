@@ -11,7 +11,7 @@ from swiglu_bench.rows.record import Record
 from swiglu_bench.tasks.case import TWINS, Able, CaseRun
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.reports import MemoryReport
+from swiglu_bench.worker.worker import MemoryReport
 
 
 def memory(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:

@@ -25,7 +25,7 @@ from swiglu_bench.worker import policy
 from swiglu_bench.worker.batches import Batches, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, name_of
-from swiglu_bench.worker.settings import Tell
+from swiglu_bench.worker.policy import Tell
 from swiglu_bench.worker.turns import (
     RoundJudge,
     Turn,

@@ -13,7 +13,7 @@ from swiglu_bench.machine.nvml import Gpu, NoAnswer
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.record import GpuState, Record, Status
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 
 MOST_PERCENT = 110.0
 """Of its limit, that a right measurement can show: the limit is measured too."""

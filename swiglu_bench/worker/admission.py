@@ -18,7 +18,7 @@ from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.worker.child import Contender, ContenderFailed
 from swiglu_bench.worker.court import Judging
-from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
+from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
 
 VALUES = ("relative error", "largest element", "bias")
 

@@ -19,7 +19,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.system import descendants
 from swiglu_bench.worker import forkserver, worker
-from swiglu_bench.worker.reports import Malformed, Report
+from swiglu_bench.worker.worker import Malformed, Report
 
 R = TypeVar("R", bound=Report)
 POLL_S = 0.2

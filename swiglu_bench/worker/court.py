@@ -34,9 +34,9 @@ from swiglu_bench.rows.record import Record, TensorCheck
 from swiglu_bench.worker import worker
 from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess, ProcessContender
 from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.reports import Malformed
-from swiglu_bench.worker.settings import Settings, Tell
+from swiglu_bench.worker.policy import Settings, Tell
 from swiglu_bench.worker.workbench import Workbench, forget_compiled
+from swiglu_bench.worker.worker import Malformed
 
 T = TypeVar("T")
 IDLE_S, SETTLE_S, LOOK_S, LOOKS = 0.1, 1.0, 0.5, 3

@@ -28,7 +28,7 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.measure.ceilings import bare_products, grouped_products
 from swiglu_bench.measure.clock import Clock, Sample, make_clock
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 
 Delivered = Mapping[str, Sequence[str]]
 """Names of the results in each contender's letterbox."""

@@ -23,7 +23,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.workbench import Workbench
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -26,7 +26,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows.record import Record
 from swiglu_bench.worker.child import DoesNotEnd, Stopped
 from swiglu_bench.worker.court import CaseTask, Court
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.workbench import Workbench
 
 

@@ -34,7 +34,7 @@ from swiglu_bench.worker.admission import results_of
 from swiglu_bench.worker.batches import SHARE, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
-from swiglu_bench.worker.reports import SampleReport
+from swiglu_bench.worker.worker import SampleReport
 
 FULL_SHARE = 0.02
 """Of the rounds that are judged in full, besides the last."""

@@ -28,7 +28,8 @@ from swiglu_bench.check.results import Letterbox, Sizes, fingerprint, form_fault
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
 from swiglu_bench.measure.resources import Graph, capture
 from swiglu_bench.worker.ahead import choose_nothing, every_candidate
-from swiglu_bench.worker.reports import (
+from swiglu_bench.worker.policy import Settings
+from swiglu_bench.worker.worker import (
     BuildReport,
     CallReport,
     FaultReport,
@@ -36,7 +37,6 @@ from swiglu_bench.worker.reports import (
     SampleReport,
     UsageReport,
 )  # fmt: skip
-from swiglu_bench.worker.settings import Settings
 
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""

@@ -24,9 +24,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+import pydantic
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.errors import BadInput, one_line
@@ -34,12 +36,11 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.measure.clock import DeviceLost, answers
+from swiglu_bench.measure.clock import DeviceLost, Sample, answers
 from swiglu_bench.worker import forkserver, policy
 from swiglu_bench.worker.ahead import keep_no_choice
 from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.reports import Report
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 CONTENDER, JUDGE = f"{__name__}:ContenderRole", f"{__name__}:JudgeRole"
 """The classes of the objects that answer; other folders have roles of their own."""
@@ -201,3 +202,94 @@ def _end_with_parent() -> None:
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+# What a contender's process tells its parent: it comes as JSON and is checked, for the sender may be anything
+
+MOST_REASON = 2000
+Text = Annotated[str, Field(max_length=MOST_REASON)]
+Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Malformed(ValueError):
+    """A report that is none: one phrase."""
+
+
+class Report(BaseModel):
+    """The base of all: nothing more and nothing less than its fields, in their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def checked(cls, data: object) -> Self:
+        """The report in what a process sent; raises Malformed."""
+        try:
+            return cls.model_validate(data)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the message"
+            raise Malformed(f"its process sent a malformed report ({place}: {first['msg']})") from None
+
+
+class FaultReport(Report):
+    """Why a tensor's values do not count."""
+
+    check: Text
+    reason: Text
+
+
+class CallReport(Report):
+    """One untimed call: which results lie in the letterbox, and what is wrong with the others."""
+
+    delivered: list[Text]
+    faults: dict[Text, FaultReport]
+    """By the name of a result."""
+    conduct: dict[Text, Text]
+    """By the name of a check: faults that belong to no result."""
+    operands: list[Text] | None = None
+    """Names of the operands whose codes and scales lie in their letterboxes; None where it hands over none."""
+
+
+class SampleReport(Report):
+    """One timed call."""
+
+    ms: Duration
+    host_us: Duration
+    queue_us: Duration
+    queue_filled: bool
+    delivered: list[Text]
+    faults: dict[Text, FaultReport]
+
+    def sample(self) -> Sample:
+        """Its times, without the call's result."""
+        return Sample(self.ms, self.host_us, self.queue_us, self.queue_filled, None)
+
+
+class BuildReport(Report):
+    """An implementation that was built."""
+
+    gradients: list[Text]
+    """Names of the gradients that it yields."""
+
+
+class MemoryReport(Report):
+    """Bytes above inputs and weights."""
+
+    saved_bytes: int
+    peak_bytes: int
+    kept_bytes: int
+
+
+class UsageReport(Report):
+    """The scenarios of one implementation: results that lie in the letterbox, and those that ended with an error."""
+
+    delivered: list[Text]
+    raised: dict[Text, Text]
+    """By scenario."""
+
+
+class CheckReport(Report):
+    """One check of the contract."""
+
+    verdict: Literal["pass", "fail", "unsupported", "not run"]
+    reason: Text

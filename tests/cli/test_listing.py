@@ -13,7 +13,7 @@ from swiglu_bench.cli import listing
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine.machine import describe
 from swiglu_bench.worker import policy
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 from swiglu_bench.machine import system as module
 from swiglu_bench.machine.system import LoadWatch, look
 from swiglu_bench.rows.record import Load
-from swiglu_bench.worker.competitor import competitors
+from swiglu_bench.worker.ahead import competitors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the load is read from /proc")
 SPIN = "import time\nwhile time.process_time() < 1.0: pass"

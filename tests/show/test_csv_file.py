@@ -17,11 +17,10 @@ from places import SUPPORT
 from specimens import a_bare_record, a_check
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows import samples
-from swiglu_bench.rows.csv_table import CutShort
+from swiglu_bench.rows.figures import CutShort, texts
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, GpuState, Record, Status
-from swiglu_bench.rows.run_folder import read_rows
-from swiglu_bench.show.csv_file import CsvFile
+from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS, read_rows
+from swiglu_bench.show.csv_file import CsvFile, Table
 
 
 def lines(path: Path) -> list[list[str]]:
@@ -159,7 +158,7 @@ def test_samples_of_a_row_that_a_kill_prevented_go_too(tmp_path: Path) -> None:
     write_all(tmp_path, a_bare_record(samples_ms=(1.0,)))
     (tmp_path / "records.csv").write_text(",".join(COLUMNS) + "\n")
     CsvFile(tmp_path, warn=pytest.fail).drop(lambda row: False)
-    assert lines(tmp_path / "samples.csv") == [list(samples.COLUMNS["run"])]
+    assert lines(tmp_path / "samples.csv") == [list(SAMPLE_COLUMNS["run"])]
 
 
 def test_what_cannot_be_removed_is_told_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,3 +217,18 @@ def test_the_end_tries_again_and_counts_what_is_lost(
     writer.close()
     assert (len(read_rows(tmp_path)), len(told)) == (kept, warnings)
     assert room_at_the_end or "lacks its last 2 lines" in told[1]
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_header_cut_short_is_written_again(tmp_path: Path, length: int) -> None:
+    (tmp_path / "a.csv").write_text("a,b"[:length])
+    Table(tmp_path / "a.csv", "ab").append([(1, 2)])
+    assert texts(tmp_path / "a.csv") == [{"a": "1", "b": "2"}]
+
+
+@pytest.mark.parametrize("content", ["a,c\n1,2\n", "a,c", "a\n", "\n"])
+def test_other_columns_are_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(BadInput, match=r"--out: .*a\.csv has other columns"):
+        Table(tmp_path / "a.csv", "ab")
+    assert (tmp_path / "a.csv").read_text() == content

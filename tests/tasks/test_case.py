@@ -28,7 +28,7 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import court, judge_bench, policy, workbench
 from swiglu_bench.worker.batches import Batches
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 from swiglu_kernels import backend_for
 
 CPU = torch.device("cpu")

@@ -24,9 +24,9 @@ from swiglu_bench.worker import court
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.batches import Batches
 from swiglu_bench.worker.child import Contender
-from swiglu_bench.worker.reports import SampleReport
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.turns import Turns
+from swiglu_bench.worker.worker import SampleReport
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)

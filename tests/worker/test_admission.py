@@ -26,7 +26,7 @@ from swiglu_bench.tasks.selftest.run import SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu
 from swiglu_bench.worker import admission
 from swiglu_bench.worker.admission import Admitting, Drawn
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.workbench import Workbench
 
 CPU = torch.device("cpu")

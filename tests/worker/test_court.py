@@ -29,7 +29,7 @@ from swiglu_bench.tasks.sweep import task_of
 from swiglu_bench.worker import batches, child, court, policy
 from swiglu_bench.worker.batches import Batches
 from swiglu_bench.worker.court import Court, declare, log_name
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 pytestmark = pytest.mark.timed
 

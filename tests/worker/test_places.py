@@ -32,7 +32,7 @@ from swiglu_bench.worker import places
 from swiglu_bench.worker.child import DoesNotEnd
 from swiglu_bench.worker.court import declare
 from swiglu_bench.worker.places import Lost, Place, SeveralGpus, Work, check_alike, gpus, visible
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 pytestmark = pytest.mark.timed
 

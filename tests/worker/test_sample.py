@@ -15,7 +15,7 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule, run_rounds
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.turns import RoundJudge, contender_of
 from swiglu_bench.worker.workbench import Workbench
 

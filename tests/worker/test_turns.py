@@ -21,10 +21,10 @@ from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Status
 from swiglu_bench.tasks.selftest.alarms import LARGE, RULE, slow
 from swiglu_bench.worker.batches import Unsettled, WrongTime
-from swiglu_bench.worker.reports import SampleReport
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.turns import Turn, Turns, find_culprit, led_sample, slow_the_next
 from swiglu_bench.worker.workbench import Workbench
+from swiglu_bench.worker.worker import SampleReport
 
 
 @dataclass

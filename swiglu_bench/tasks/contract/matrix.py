@@ -18,8 +18,8 @@ from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.rows.record import Record, row_of
 from swiglu_bench.tasks.contract import differentiation, inputs, surroundings
 from swiglu_bench.tasks.contract.subject import CheckOutcome, Subject, not_run, unsupported
-from swiglu_bench.worker.reports import MOST_REASON, CheckReport
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
+from swiglu_bench.worker.worker import MOST_REASON, CheckReport
 
 
 @dataclass(frozen=True)

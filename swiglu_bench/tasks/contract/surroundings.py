@@ -27,7 +27,7 @@ from swiglu_bench.tasks.contract.subject import (
     unsupported,
     verdict,
 )  # fmt: skip
-from swiglu_bench.worker.reports import CallReport
+from swiglu_bench.worker.worker import CallReport
 
 BUILT_IN = {"aten", "prim", "prims", "inductor", "profiler", "c10d", "_c10d_functional"}
 LARGE_HIDDEN, LARGE_INTERMEDIATE = 64, 8192

@@ -41,7 +41,7 @@ from swiglu_bench.tasks.time import time
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.ahead import first_candidates
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""

@@ -33,7 +33,7 @@ from swiglu_bench.tasks.selftest.alarms import Trial, court_of, run_alarms
 from swiglu_bench.tasks.selftest.specimen import Specimen
 from swiglu_bench.tasks.sweep import task_of
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 SPECIMENS = {**wrong.SPECIMENS, **reused.SPECIMENS, **cheats.SPECIMENS}
 CHECKS = FAULTS | {

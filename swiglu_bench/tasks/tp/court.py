@@ -50,11 +50,11 @@ from swiglu_bench.tasks.tp.plan import (
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn
 from swiglu_bench.worker.judge_bench import JudgeBench
+from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.ranks import OWN_S, Group, Send
-from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, MemoryReport, Report, SampleReport
-from swiglu_bench.worker.settings import Settings
 from swiglu_bench.worker.turns import FULL_SHARE, RoundJudge
 from swiglu_bench.worker.workbench import Workbench, forget_compiled
+from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, MemoryReport, Report, SampleReport
 
 R = TypeVar("R", bound=Report)
 LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}

@@ -7,17 +7,17 @@ import torch
 from places import SUPPORT
 from specimens import a_record, small_case
 
-from swiglu_bench import resume
+from swiglu_bench import output
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.registry import from_file
 from swiglu_bench.contenders import liger, pytorch
 from swiglu_bench.machine import machine, sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.resume import Fingerprints, Remaining, key_of_case, key_of_row
-from swiglu_bench.rows.csv_table import cell
+from swiglu_bench.output import Fingerprints, Remaining, key_of_case, key_of_row
+from swiglu_bench.rows.figures import cell
 from swiglu_bench.worker import policy
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -143,9 +143,9 @@ def test_the_suite_s_and_the_kernels_sources_change_it(monkeypatch: pytest.Monke
 
 
 def test_the_version_of_the_package_that_is_measured_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_distributions", lambda: {"liger_kernel": ["liger-kernel"]})
+    monkeypatch.setattr(output, "_distributions", lambda: {"liger_kernel": ["liger-kernel"]})
     found = set()
     for version in ("1", "2"):
-        monkeypatch.setattr(resume.importlib.metadata, "version", lambda name, version=version: version)
+        monkeypatch.setattr(output.importlib.metadata, "version", lambda name, version=version: version)
         found.add(fingerprint(chosen=[liger.liger], name="liger"))
     assert len(found) == 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from swiglu_bench.worker.reports import MOST_REASON, Malformed, SampleReport
+from swiglu_bench.worker.worker import MOST_REASON, Malformed, SampleReport
 
 RIGHT = {"ms": 1.0, "host_us": 2.0, "queue_us": 2.0, "queue_filled": True, "delivered": ["output"], "faults": {}}
 
