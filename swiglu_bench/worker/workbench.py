@@ -21,10 +21,18 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built, Call, Produced, add_up
-from swiglu_bench.check.conduct import GlobalState, put_functions_back, random_state
 from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.results import Letterbox, Sizes, fingerprint, form_fault, poison
+from swiglu_bench.check.results import (
+    GlobalState,
+    Letterbox,
+    Sizes,
+    fingerprint,
+    form_fault,
+    poison,
+    put_functions_back,
+    random_state,
+)
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
 from swiglu_bench.measure.resources import Graph, capture
 from swiglu_bench.worker.ahead import choose_nothing, every_candidate

@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.check.conduct import GlobalState
+from swiglu_bench.check.results import GlobalState
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, Sample, answers

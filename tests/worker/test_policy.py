@@ -6,7 +6,6 @@ from command_line import swiglu_bench
 from swiglu_bench.machine import ceilings_cache
 from swiglu_bench.worker import policy
 
-
 MEASURED = policy._interpreter_flops_per_s
 
 

@@ -12,7 +12,7 @@ import torch
 from swiglu_bench.cases.cases import Dtype, Precision, Scope
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.check.conduct import GlobalState
+from swiglu_bench.check.results import GlobalState
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.rows.record import Record, row_of

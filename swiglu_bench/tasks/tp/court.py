@@ -27,9 +27,8 @@ from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
-from swiglu_bench.check.results import Letterbox
+from swiglu_bench.check.results import GlobalState, Letterbox
 from swiglu_bench.contenders import split
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Clock, Sample
