@@ -115,15 +115,9 @@ class ContenderRole(_Role):
             raise
 
 
-def address_of(bench: type) -> str:
-    """How a child finds a class."""
-    return f"{bench.__module__}:{bench.__qualname__}"
-
-
 def serve(pipe: Connection, role: str, setting: Setting) -> None:
     """Answer questions until the pipe closes."""
     settle(setting)
-    trusted = role == JUDGE
     answerer = pkgutil.resolve_name(role)()
     while True:
         try:
@@ -131,7 +125,7 @@ def serve(pipe: Connection, role: str, setting: Setting) -> None:
         except EOFError:
             return
         kind, value = answer(answerer, method, arguments)
-        if trusted:
+        if role == JUDGE:
             pipe.send((kind, value))
         else:
             pipe.send_bytes(json.dumps((kind, value)).encode())
@@ -142,26 +136,18 @@ def serve(pipe: Connection, role: str, setting: Setting) -> None:
 def answer(answerer: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
     """How a question ends, and what is answered, reports as plain data, or what was raised, in one line."""
     try:
-        return "answer", _plain(getattr(answerer, method)(*arguments))
+        value = getattr(answerer, method)(*arguments)
+        return "answer", value.model_dump(mode="json") if isinstance(value, Report) else value
     except BadInput as error:
         return "refused", str(error)
     except DeviceLost as error:
         return "lost", one_line(error)
     except Exception as error:  # a contender may raise anything
-        _log(error)
+        with suppress(Exception):  # such as one whose text cannot be had
+            logging.getLogger("swiglu_bench").info("An implementation raised:", exc_info=error)
         if isinstance(error, RuntimeError) and torch.cuda.is_initialized() and not answers(torch.device("cuda")):
             return "lost", one_line(error)
         return "failed", one_line(error)
-
-
-def _log(error: Exception) -> None:
-    """The stack, into the log; an exception whose text cannot be had is one, too."""
-    with suppress(Exception):
-        logging.getLogger("swiglu_bench").info("An implementation raised:", exc_info=error)
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, Report) else value
 
 
 def settle(setting: Setting) -> None:

@@ -306,7 +306,7 @@ def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
 def test_where_not_all_fit_a_process_ends_whatever_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    class Noted(court.ProcessContender):
+    class Noted(court.Contender):
         def ask(self, kind: Any, method: str, *arguments: Any) -> Any:
             told.append(f"{self.name} {method}")
             return super().ask(kind, method, *arguments)
@@ -315,7 +315,7 @@ def test_where_not_all_fit_a_process_ends_whatever_the_verdict(monkeypatch: pyte
             told.append(f"{self.name} end")
             super().end()
 
-    monkeypatch.setattr(court, "ProcessContender", Noted)
+    monkeypatch.setattr(court, "Contender", Noted)
     monkeypatch.setattr(policy, "seats", lambda *_, **__: 1)
     implementations = [pytorch.eager, mine.swapped, mine.unbuilt, pytorch.eager_packed]
     found = rows(small_case(mode=Mode.FORWARD), implementations)

@@ -339,7 +339,7 @@ def test_where_nothing_is_timed_a_process_without_room_lets_go_of_its_case(
 ) -> None:
     told: list[str] = []
 
-    class Noted(court.ProcessContender):
+    class Noted(court.Contender):
         def tell(self, method: str, *arguments: Any) -> str:
             told.append(f"{self.name} {method}")
             return super().tell(method, *arguments)
@@ -354,7 +354,7 @@ def test_where_nothing_is_timed_a_process_without_room_lets_go_of_its_case(
 
             return ask
 
-    monkeypatch.setattr(court, "ProcessContender", Noted)
+    monkeypatch.setattr(court, "Contender", Noted)
     monkeypatch.setattr(court, "_JudgeProxy", Judge)
     monkeypatch.setattr(policy, "seats", lambda *_, **__: 1)
     together = a_court(tmp_path, task=Task.VERIFY)

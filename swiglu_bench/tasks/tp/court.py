@@ -48,6 +48,7 @@ from swiglu_bench.tasks.tp.plan import (
 )
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn
+from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.ranks import OWN_S, Group, Send
@@ -217,8 +218,8 @@ class RankCourt:
         return bus_bytes(these, size_bytes, self.group.size) / ms / 1e6
 
 
-class RankContender:
-    """One implementation on all ranks, run one way; a Contender of `worker`. It is called `alias` where it is one."""
+class RankContender(Contender):
+    """One implementation on all ranks, run one way. It is called `alias` where it is one."""
 
     def __init__(self, court: RankCourt, implementation: Implementation, kind: Splitting, alias: str = "") -> None:
         self.name, self.implementation, self.kind = key(alias or implementation.name, kind), implementation, kind
