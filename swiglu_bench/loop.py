@@ -223,7 +223,6 @@ def _run_cases(
     request: Request, task: CaseTask, remaining: Remaining, into: Opened, shown: ConsoleWriter,
     also: Sequence[Writer], screen: Screen,
 ) -> None:  # fmt: skip
-    """Run what remains; each row goes to the files and W&B before it is shown."""
     options, settings = request.options, request.settings
     with logs(into.folder, wanted=lambda: any(row.failed for row in shown.records)) as place:
         work = Work(task, request.implementations, settings, options.timeout, place, options.wait)
@@ -243,7 +242,6 @@ def _run_cases(
 
 
 def _show_workload(request: Request, into: Opened, found: Sequence[Record], console: Console, screen: Screen) -> bool:
-    """The workload's totals, to their file and the screen; whether the file could be written."""
     for part in () if request.options.quiet else workload_tables(found, request.workload):
         console.print(part)
     try:

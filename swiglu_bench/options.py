@@ -47,7 +47,6 @@ def complete_implementations(incomplete: str) -> list[str]:
 
 
 def _complete_last(incomplete: str, names: Sequence[str]) -> list[str]:
-    """Complete the part after the last comma."""
     head, comma, last = incomplete.rpartition(",")
     return [head + comma + name for name in names if name.startswith(last)]
 

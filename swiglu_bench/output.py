@@ -260,7 +260,6 @@ class Remaining:
 
 
 def _versions(implementation: Implementation) -> dict[str, str]:
-    """Versions of the packages that an implementation needs and comes from."""
     modules = {name.partition(".")[0] for name in (implementation.package, implementation.source)}
     names = {name for module in modules for name in _distributions().get(module, [])}
     return {name: importlib.metadata.version(name) for name in names}

@@ -117,7 +117,6 @@ def _measured(command: str, implementation: str | Implementation, options: dict[
 
 
 def _address(implementation: str | Implementation) -> str:
-    """What `--impl` finds it by."""
     if isinstance(implementation, str):
         return implementation
     own = implementation.source.startswith("swiglu_bench.")

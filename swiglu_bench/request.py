@@ -139,7 +139,6 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
 
 
 def _workload_of(options: TimingOptions) -> Workload:
-    """The recorded workload that the options name; empty without one."""
     if options.workload is None:
         return {}
     if options.tokens is not None:
@@ -161,7 +160,6 @@ def find_device(name: str | None, interpret: bool) -> torch.device:
 
 @contextmanager
 def _places_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Places]:
-    """One device, or the places that `--gpus` or `--ray` names, until the command ends."""
     gpus, address = options.gpus, options.ray
     places: Places
     for name, given in (("--ray", address), ("--device", options.device)):
@@ -187,7 +185,6 @@ def _places_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Pla
 
 
 def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Sequence[int] | None) -> list[Case]:
-    """The cases that a measuring command visits, with its defaults where an option was not given."""
     from swiglu_bench.cases.shapes import load_shapes, split_over, with_tokens
 
     on_gpu = device_type == "cuda"
@@ -232,7 +229,6 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
 
 
 def _check_precision(options: SweepOptions) -> None:
-    """Raise BadInput for a dtype or a scope that is not quantised."""
     if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
         raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
     others = [scope for scope in split([options.scope or ""]) if scope not in QUANTISED]
@@ -246,7 +242,6 @@ def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
 
 
 def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
-    """Raise BadInput for a scope that fits none of the shapes, and for a shape that none of the scopes fits."""
     for shape in shapes:
         if not _fitting(scopes, shape):
             kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
@@ -350,7 +345,6 @@ def check_wandb(options: WandbOptions) -> None:
 
 
 def _check_timing(options: TimingOptions, command: str, device: torch.device) -> None:
-    """Raise BadInput where a graph of layers, a trace or counters cannot be had."""
     if options.trace and not options.csv:
         raise BadInput("--trace writes files, and none are written; give --out, not --no-csv.")
     if (options.trace or options.ncu) and options.ray is not None:

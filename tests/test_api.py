@@ -1,5 +1,4 @@
 import inspect
-import io
 import json
 import shlex
 from collections.abc import Iterable
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from places import ROOT
 from quiet import quiet_machine
-from rich.console import Console
 
 import swiglu_bench
 from swiglu_bench.api import Results
@@ -48,16 +46,6 @@ def test_the_command_line_that_does_the_same_is_kept(found) -> None:
     assert shlex.split(found.about["command"]) == ["swiglu-bench", "forward", *words.split(), *end]
     assert found.about["options"]["tokens"] == "3,7"
     assert found.about["options"]["impl"] == TINY["impl"]
-
-
-def test_it_shows_itself(found) -> None:
-    html = found._repr_html_()
-    assert html.startswith("<pre")
-    assert "eager-packed" in html
-    assert "24x40  (hidden 24, intermediate 40)  glu forward float32" in repr(found)
-    console = Console(width=60, record=True, quiet=False, file=io.StringIO())
-    console.print(found)
-    assert all(len(line) <= 60 for line in console.export_text().splitlines())
 
 
 def test_files_are_written_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,11 @@ from gpus import a_gpu
 from rich.console import Console
 from specimens import a_record, small_case, without_time
 
-from swiglu_bench.cases.cases import Case, Mode, Scope
+from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.contenders import pytorch
-from swiglu_bench.loop import NoPlace, Progress, Schedule, expected_cost, rows, sweep
+from swiglu_bench.loop import NoPlace, Progress, Schedule, rows, sweep
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.options import TimingOptions
@@ -144,17 +144,14 @@ def test_every_writer_gets_every_row_and_is_closed(end: BaseException | None) ->
     assert (run.options["name"], run.options["tags"]) == ("forward cpu", ["forward", "cpu", "a", "b"])
 
 
-@pytest.mark.parametrize(
-    ("task", "words"), [(Task.TIME, "forward"), (Task.MEMORY, "memory"), (Task.VERIFY, "verify, 7")]
-)
-def test_progress_and_the_task_s_tables_reach_a_terminal(task: Task, words: str) -> None:
+def test_progress_and_the_task_s_tables_reach_a_terminal() -> None:
     def run(court: Court, *_: object) -> Iterator[Record]:
         court.tell("timing, round 3", 0.7)
         yield SKIPPED
 
-    _, text = run_sweep(run, Settings(task, CPU, "c", SETTINGS.run_id), screen={"width": 160, "force_terminal": True})
+    _, text = run_sweep(run, screen={"width": 160, "force_terminal": True})
     assert "case 1/1: small, 1 token, timing, round 3" in text
-    assert words in text
+    assert "forward" in text
 
 
 @pytest.mark.parametrize("error", [DeviceLost("illegal access"), DoesNotEnd("Process 7 is there."), NoPlace("2 left.")])
@@ -318,19 +315,6 @@ def test_logs_stay_where_a_row_names_them(monkeypatch: pytest.MonkeyPatch, tmp_p
 FIRST_PLACE, OTHER_PLACE = Place(0, a_gpu(0)), Place(1, a_gpu(1))
 
 
-def test_the_longest_comes_first() -> None:
-    cases = [small_case(tokens=tokens) for tokens in (3, 1000, 7, 100)]
-    schedule = Schedule(cases, False)
-    assert [schedule.take(FIRST_PLACE, [OTHER_PLACE]) for _ in range(5)] == [1, 3, 2, 0, None]
-
-
-def test_cost_grows_with_work_of_either_kind() -> None:
-    forward, step = small_case(mode=Mode.FORWARD), small_case(mode=Mode.STEP)
-    assert expected_cost(forward) < expected_cost(step)
-    gate = small_case(scope=Scope.ACTIVATION)
-    assert expected_cost(gate) < expected_cost(dataclasses.replace(gate, tokens=1000)), "bytes count, too"
-
-
 def test_a_case_whose_place_was_lost_comes_again_elsewhere_and_first() -> None:
     schedule = Schedule([small_case(tokens=tokens) for tokens in (9, 5)], False)
     assert schedule.take(FIRST_PLACE, [OTHER_PLACE]) == 0
@@ -339,24 +323,10 @@ def test_a_case_whose_place_was_lost_comes_again_elsewhere_and_first() -> None:
     assert schedule.take(again, [OTHER_PLACE]) == 1
     assert schedule.take(again, [OTHER_PLACE]) is None, "left to the other place, which is busy"
     assert schedule.take(OTHER_PLACE, [again]) == 0
-
-
-def test_where_there_is_no_elsewhere_it_comes_again_there() -> None:
-    schedule = Schedule([small_case()], False)
-    schedule.take(FIRST_PLACE, [])
-    schedule.give_back(0, FIRST_PLACE, "it was killed")
-    again = Place(2, a_gpu(0))
-    assert schedule.take(again, []) == 0
-
-
-def test_the_second_loss_is_the_last() -> None:
-    schedule = Schedule([small_case()], False)
-    schedule.take(FIRST_PLACE, [OTHER_PLACE])
-    schedule.give_back(0, FIRST_PLACE, "killed")
-    schedule.take(OTHER_PLACE, [])
-    reason = schedule.give_back(0, OTHER_PLACE, "its node died")
-    assert reason == "Its process ended 2 times: a GPU 0 was lost: killed; then a GPU 1 was lost: its node died."
-    assert schedule.take(FIRST_PLACE, []) is None
+    alone = Schedule([small_case()], False)
+    alone.take(FIRST_PLACE, [])
+    alone.give_back(0, FIRST_PLACE, "it was killed")
+    assert alone.take(again, []) == 0, "where there is no elsewhere"
 
 
 BOTH = [pytorch.eager, pytorch.eager_packed]

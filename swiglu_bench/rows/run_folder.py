@@ -264,7 +264,6 @@ def find_baseline(name: str, what: str) -> Path:
 
 
 def _no_baseline(name: str, what: str) -> NoReturn:
-    """Raise BadInput, which names those that are there of a command, or of any."""
     known = sorted({file.parent.parent.name for file in BASELINES.glob(f"*/{what}/{RECORDS}")})
     command, of_what = ("forward", "") if what == "*" else (what, f" of {what}")
     near = did_you_mean(name, known) if known else f"save one: swiglu-bench {command} --save-baseline {name}"

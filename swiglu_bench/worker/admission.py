@@ -114,7 +114,6 @@ class Admitting:
     def _run(
         self, contender: Contender, gradients: Sequence[str], *, train: bool, label: str = "{}", began: float = 0.0
     ) -> tuple[float, tuple[TensorCheck, ...]]:
-        """Both draws in turn: what the first took from `began` on, and per tensor the worst verdict."""
         worst: dict[str, TensorCheck] = {}
         first_ms = 0.0
         names = ("output", *(gradients if train else ()))
@@ -252,7 +251,6 @@ def results_of(report: CallReport | SampleReport, names: Sequence[str]) -> dict[
 
 
 def _lacking(report: CallReport, names: Sequence[str]) -> str:
-    """What is wrong with results that did not come in the right form, or ""."""
     return "; ".join(f"{name}: {fault.reason}" for name, fault in results_of(report, names).items() if fault)
 
 

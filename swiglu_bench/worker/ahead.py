@@ -112,7 +112,6 @@ def _kept_nowhere(self: Any, key: object, configs: object, bench: Callable[[], o
 
 
 def _once(call: Callable[[], object], quantiles: object = None) -> list[float]:
-    """Call it, as a benchmark does; what cannot run raises."""
     call()
     return [1.0, 1.0, 1.0]
 
@@ -131,7 +130,6 @@ def competitors(device: torch.device) -> Iterator[int]:
 
 
 def _compete(name: str) -> None:
-    """Until this process is killed, or whoever started it has ended."""
     import torch
 
     torch.set_num_threads(1)

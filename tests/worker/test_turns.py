@@ -81,11 +81,6 @@ def test_what_the_baselines_own_processes_cannot_tell_is_undecided() -> None:
     assert isinstance(found(30.0, apart)["other"], Unsettled)
 
 
-@pytest.mark.parametrize("other_ms", [0.0, 0.3, 0.5])
-def test_noise_and_less_than_a_share_of_the_call_are_nothing(other_ms: float) -> None:
-    assert not found(10.0, rounds_of(eager=[0.3] * 20, twin=[0.35] * 20, other=[other_ms] * 20))
-
-
 def test_some_true_samples_do_not_hide_the_others() -> None:
     lies, truths = [Sample(1.0, 0, 0, True, None, 5.3)] * 11, [Sample(5.0, 0, 0, True, None, 5.3)] * 9
     rounds = rounds_of(eager=[0.3] * 20, twin=[0.3] * 20)

@@ -67,7 +67,7 @@ class Seat(Workbench):
 
     def __init__(self, settings: Settings, implementation: Implementation, clock: Clock, kind: Splitting) -> None:
         super().__init__(settings, implementation, GlobalState())
-        self._clock, self.kind = clock, kind
+        self.clock, self.kind = clock, kind
 
     def take_up(self, problem: Problem, desk: Desk, tokens: int) -> BuildReport:
         """Build for a problem; its inputs come from a desk, and it hands over so many tokens."""
