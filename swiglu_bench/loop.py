@@ -86,10 +86,7 @@ class Schedule:
         self._lost: dict[int, list[tuple[Place, str]]] = {}
 
     def take(self, place: Place, others: Collection[Place]) -> int | None:
-        """The case that an idle place is to run; None: none now. `others` can work, too, and may be busy.
-
-        A case whose place was lost is run elsewhere if possible.
-        """
+        """The case that an idle place is to run, or None; one whose place was lost goes to the `others` if possible."""
         for number in self._waiting:
             died_at = {lost.seat for lost, _ in self._lost.get(number, [])}
             if place.seat not in died_at or not any(other.seat not in died_at for other in others):
@@ -117,10 +114,7 @@ def expected_cost(case: Case) -> int:
 def rows(
     places: Places, cases: Sequence[Any], work: Work, show: Callable[[Progress], object], warn: Say
 ) -> Generator[Record]:
-    """All rows of all cases. On several places, a case's rows come when it is finished, so that none comes twice.
-
-    Raises NoPlace when no place is left.
-    """
+    """All rows of all cases, on several places only of finished ones. Raises NoPlace when no place is left."""
     schedule, running, finished = Schedule(cases, places.in_order), dict[int, int](), 0
     known: dict[int, Place] = {}
     last = "no place has joined"
@@ -168,10 +162,9 @@ def rows(
 
 
 def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
-    """Run all cases; 0 when every row is ok or skipped, 130 when interrupted.
+    """Run all cases; `also` get every row, those kept by `resume` first.
 
-    1 with an incorrect row or an error, where rows could not be kept, or where no row that was asked for is ok. Writers
-    in `also` get every row, those kept by `resume` first.
+    The status is 0, 1 for a row that failed or was not kept or where none that was asked for is ok, or INTERRUPTED.
     """
     screen, options, settings = Screen(console), request.options, request.settings
     interrupted = failed = False

@@ -261,10 +261,7 @@ def folding(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def command_of(options: type, call: Callable[..., None], help: str | None = None) -> Callable[..., None]:
-    """A command with an option for each field of `options`, and for each parameter of `call` after the first.
-
-    `call` gets the filled-in dataclass first and the others by name. `help` is its docstring unless given.
-    """
+    """A command of `call`: an option for each field of `options`, its first argument, and each further parameter."""
     _, *own = inspect.signature(call, eval_str=True).parameters.values()
     further = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 

@@ -98,43 +98,29 @@ def wandb_run(
     from swiglu_bench.show.wandb_run import WandbRun
 
     return WandbRun(
-        project=options.wandb_project,
-        config=run,
-        name=f"{command} {slug}",
-        tags=list(dict.fromkeys([command, slug, *split(options.wandb_tags)])),
-        group=options.wandb_group or command,
-        entity=options.wandb_entity,
-        run_id=options.wandb_id,
-        folder=folder,
-        warn=warn,
-    )
+        project=options.wandb_project, config=run, name=f"{command} {slug}", group=options.wandb_group or command,
+        tags=list(dict.fromkeys([command, slug, *split(options.wandb_tags)])), entity=options.wandb_entity,
+        run_id=options.wandb_id, folder=folder, warn=warn,
+    )  # fmt: skip
 
 
 def about(request: Request, this: Machine) -> dict[str, Any]:
     """The content of run.json: the command, its options, the settings that follow from them, the machine."""
     settings = request.settings
+    how = {
+        "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
+        "l2": "cold" if settings.cold_l2 else "hot", "energy": settings.energy, "layers": settings.layers,
+        **dataclasses.asdict(settings.rule),
+    }  # fmt: skip
     return {
-        "command": settings.command,
-        "run_id": settings.run_id,
-        "options": given(request.options),
-        "settings": {
-            "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
-            "l2": "cold" if settings.cold_l2 else "hot",
-            "energy": settings.energy,
-            "layers": settings.layers,
-            **dataclasses.asdict(settings.rule),
-        },
-        "machine": this.as_dict(),
-        **({"workload": request.workload} if request.workload else {}),
-    }
+        "command": settings.command, "run_id": settings.run_id, "options": given(request.options), "settings": how,
+        "machine": this.as_dict(), **({"workload": request.workload} if request.workload else {}),
+    }  # fmt: skip
 
 
 @contextlib.contextmanager
 def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
-    """A folder for what implementations print, in the run's folder or a temporary one; empty files are removed.
-
-    A temporary folder is kept only if it is `wanted` in the end, because rows name it.
-    """
+    """A folder for what implementations print; a temporary one stays if it is `wanted` in the end: rows name it."""
     place = folder / "logs" if folder else Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
     run_folder.create_folder(place)
     try:
@@ -202,12 +188,9 @@ class Fingerprints:
             "settings": {name: value for name, value in dataclasses.asdict(settings).items() if name not in IRRELEVANT},
         }
         self.names = [known.name for known in implementations]
+        of_file = {known.name: sources.of_file(Path(known.file)) if known.file else "" for known in implementations}
         self._own = {
-            known.name: {
-                "name": known.name,
-                "source": sources.of_file(Path(known.file)) if known.file else "",
-                "versions": _versions(known),
-            }
+            known.name: {"name": known.name, "source": of_file[known.name], "versions": _versions(known)}
             for known in implementations
         }
 

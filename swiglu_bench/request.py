@@ -92,7 +92,13 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     timing = options if isinstance(options, TimingOptions) else None
-    workload = _workload_of(timing) if timing else {}
+    workload: Workload = {}
+    if timing and timing.workload is not None:
+        from swiglu_bench.cases.files import load_workload
+
+        if timing.tokens is not None:
+            raise BadInput("--workload and --tokens were given together; give one of them.")
+        workload = load_workload(timing.workload)
     with _places_of(options, command == "verify", say) as places:
         device = places.device
         cases = _cases_of(command, options, device.type, list(workload) or None)
@@ -136,16 +142,6 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         interpreter=command == "verify" and device.type == "cpu", trace=timing.trace, ncu=timing.ncu,
         sanitizer=sanitizer or "",
     )  # fmt: skip
-
-
-def _workload_of(options: TimingOptions) -> Workload:
-    if options.workload is None:
-        return {}
-    if options.tokens is not None:
-        raise BadInput("--workload and --tokens were given together; give one of them.")
-    from swiglu_bench.cases.files import load_workload
-
-    return load_workload(options.workload)
 
 
 def find_device(name: str | None, interpret: bool) -> torch.device:
@@ -325,10 +321,7 @@ def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> froze
 
 
 def split(values: Sequence[str] | None, option: str = "") -> list[str]:
-    """The parts of options that may be repeated and hold commas.
-
-    Raises BadInput for an `option` that was given and has none: it would choose as if it had not been given.
-    """
+    """The parts of options that may be repeated and hold commas; raises BadInput for an `option` given without one."""
     parts = [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
     if option and values and not parts:
         raise BadInput(f"{option} was given without a name; give one, or leave the option out.")

@@ -145,10 +145,7 @@ class CutShort(UserWarning):
 
 
 def cell(value: object) -> str:
-    """A value as records.csv writes it: nothing for None, true and false, nine significant figures, one line.
-
-    Of a list the items, and of a dictionary the keys, with spaces between them.
-    """
+    """A value as records.csv writes it, on one line: nine significant figures, a list's items, a dictionary's keys."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -181,10 +178,9 @@ def header(file: Path) -> tuple[str, ...]:
 
 
 def typed(kind: type[Row], row: Mapping[str, str], make: Callable[..., Row] | None = None) -> Row:
-    """A line as the object that it was; columns that an older version did not write have the field's default.
+    """A line as the object that it was, by `make` unless by `kind`; columns of newer versions have the field's default.
 
-    `make` builds it from its columns where these are not all that it has. Raises ValueError or TypeError for a line
-    that is none of this kind's.
+    Raises ValueError or TypeError for a line of another kind.
     """
     hints = _hints(typing.cast(Any, kind))
     if None in row or None in row.values():

@@ -135,10 +135,7 @@ def records_file(path: Path) -> Path:
 
 
 def read_rows(path: Path) -> list[Record]:
-    """Read a records.csv, given as the file or its folder; columns that an older version did not have are empty.
-
-    Raises BadInput for a file that is missing, not a records.csv, or of a newer schema.
-    """
+    """Read a records.csv, given as the file or its folder; raises BadInput where it is none, or of a newer schema."""
     return read_layout(records_file(path), "run")
 
 
@@ -191,10 +188,7 @@ def attach(records: Sequence[Record], folder: Path) -> None:
 
 
 def _round(kind: str, line: Mapping[str, str]) -> dict[str, Any]:
-    """What a line says of its round or step; raises ValueError or KeyError for one that is none.
-
-    Old files of samples lack columns; those of `tp` and `train` always had all.
-    """
+    """What a line says of its round or step. Old files of samples lack columns; those of `tp` and `train` never did."""
     first, *_ = names = OF_ROUNDS[kind]
     cells = {name: line.get(name) if kind == "run" and name != first else line[name] for name in names}
     numbers = {name: float(text) if text else None for name, text in cells.items() if name != "throttle"}

@@ -57,10 +57,7 @@ class Admitting:
         self, court: Judging, case: Case, drawn: Drawn, *, thorough: bool = False, extras: Extras = PLAIN,
         used: dict[tuple[str, ...], tuple[TensorCheck, ...]] | None = None,
     ) -> None:  # fmt: skip
-        """`thorough` adds what timing has no use for.
-
-        `used` keeps the verdicts of a model's use for later cases; without it, that is not asked for.
-        """
+        """`thorough` adds what timing has no use for; `used` keeps verdicts of a model's use; None: do not ask."""
         self._court, self._judge, self._case, self._drawn = court, court.judge, case, drawn
         self._thorough, self._extras = thorough, extras
         self._used = used
@@ -134,10 +131,7 @@ class Admitting:
         return first_ms, tuple(worst.values())
 
     def replayed(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """On a GPU: the forward as a CUDA graph, replayed on other inputs; empty if right.
-
-        What cannot be recorded is no fault here; `audit` says so.
-        """
+        """On a GPU: what is wrong with a CUDA graph of the forward on other inputs, where it can be recorded."""
         if self._court.settings.device.type != "cuda" or contender.tell("record", Mode.FORWARD):
             return ()
         failed = []

@@ -25,10 +25,7 @@ _FOR_EVER = contextlib.ExitStack()
 
 
 def keep_no_choice(inductor: bool) -> None:
-    """From now on what this process's autotuners choose is not kept on disk, where a process that is timed finds it.
-
-    `inductor`: those of torch.compile too, whose import takes seconds; they are not left out where they are there.
-    """
+    """From now on keep no autotuner's choice on disk; `inductor`: nor torch.compile's, whose import takes long."""
     if inductor or "torch._inductor.config" in sys.modules:
         from torch._inductor import config
 
@@ -80,11 +77,7 @@ def first_candidates() -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_candidate() -> Iterator[None]:
-    """While this is entered, Triton's autotuners compile all candidates of a call, as many at a time as there are CPUs.
-
-    Of arguments that were compiled for already, Triton compiles nothing. What is wrong with a candidate is told when it
-    is run.
-    """
+    """While this is entered, autotuners of Triton compile all candidates of a call, one for each CPU at a time."""
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.autotuner import Autotuner

@@ -123,7 +123,8 @@ class Batches:
                 slowed = max(1.0, found or 1.0)
                 score[baseline] = 1
             unseen = {name: UNSEEN_MS[self._device] / claimed_ms[name] for name in left}
-            most = {name: self._most(claimed_ms[name], name in host_bound) for name in left}
+            inputs = {name: self._inputs_ms / claimed_ms[name] if name in host_bound else 0.0 for name in left}
+            most = {name: min(1 + SHARE * (1 + inputs[name]), BEYOND_DOUBT) for name in left}
             asked = {name: times_claimed(name) for name in left if name != baseline}
             took = {name: found - unseen[name] for name, found in asked.items() if found is not None}
             if beside and any(multiple / slowed > most[name] for name, multiple in took.items()):
@@ -151,10 +152,6 @@ class Batches:
     @property
     def _device(self) -> str:
         return self._court.settings.device.type
-
-    def _most(self, claimed_ms: float, host_bound: bool) -> float:
-        inputs = self._inputs_ms / claimed_ms if host_bound else 0.0
-        return min(1 + SHARE * (1 + inputs), BEYOND_DOUBT)
 
     @property
     def _inputs_ms(self) -> float:

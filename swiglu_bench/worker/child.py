@@ -60,10 +60,7 @@ class Child:
         self, role: str, log: Path, environment: Mapping[str, str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        """Start a process of one of the worker's roles.
-
-        `environment` has the variables that differ from this process's; `stop` is asked now and then while it works.
-        """
+        """Start one in a role; `environment` has variables to change, `stop` is asked now and then while it works."""
         self.log = log
         self._stop = stop
         self._trusted = role == worker.JUDGE
@@ -181,7 +178,7 @@ class Child:
     def _received(self, limit_s: float) -> Any:
         """What came: from the judge as it is, from a contender's process as JSON and nothing that could run code.
 
-        A process whose message is none, or does not end in time, is ended: what it says next could be anything.
+        A process whose message is malformed or does not end in time is ended: what it says next could be anything.
         """
         watch, began = threading.Timer(limit_s, self._signal, (signal.SIGKILL,)), time.monotonic()
         try:
@@ -219,10 +216,7 @@ class Child:
 
 
 class Contender:
-    """One implementation, and the process in which it is built and called.
-
-    Its name is unique in its court; further processes of the baseline have aliases.
-    """
+    """One implementation, under a name that is unique in its court, and the process in which it is built and called."""
 
     def __init__(self, name: str, implementation: Implementation, child: Child | InProcess, timeout_s: float) -> None:
         self.name, self.implementation, self.child = name, implementation, child

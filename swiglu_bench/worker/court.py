@@ -172,10 +172,7 @@ class Court:
                 found.child.suspend()
 
     def side_by_side(self, work: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
-        """What each returns, in their order; each asks other contenders, and `at_once` of them run at the same time.
-
-        Where one raises, or the caller stops, all contenders are ended.
-        """
+        """What each returns, in order, `at_once` at a time; all contenders end where one raises or the caller stops."""
         if self._in_process:
             yield from (call() for call in work)
             return
@@ -195,10 +192,7 @@ class Court:
     def aside(
         self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]
     ) -> None:
-        """Do `work` with each of these in a process that is for nothing else, `at_once` at the same time.
-
-        What a process says that fails is in its log.
-        """
+        """Do `work`, `at_once` at a time, in a process for nothing else; what fails there is in its log."""
 
         def work_on(implementation: Implementation) -> None:
             with contextlib.suppress(Exception):

@@ -92,10 +92,7 @@ class JudgeBench:
         return self._open(contender, kind, {name: found[name] for name in names}, torch_dtype(case))
 
     def operand_letterboxes(self, contender: str, *way: bool) -> dict[str, tuple[bytes, Sizes]]:
-        """Letterboxes for codes and scales. From now on the contender is judged as one that quantises in a way.
-
-        The way is what `judge_of` asks for.
-        """
+        """Letterboxes for codes and scales; from now on it is judged as one that quantises in the way of `judge_of`."""
         case, kind = self._judge.problem.case, judge_of(*way)
         known = (judge for judge in self._quantised.values() if type(judge) is kind)
         self._quantised[contender] = next(known, None) or kind(self._judge.problem)
@@ -117,10 +114,7 @@ class JudgeBench:
         self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
         operands: Sequence[str] | None = None,
     ) -> tuple[TensorCheck, ...]:  # fmt: skip
-        """Verdicts on what lies in a contender's letterbox, and on what has a fault instead.
-
-        With `operands` also on their codes and scales.
-        """
+        """Verdicts on what lies in a letterbox or has a fault instead; with `operands` on codes and scales, too."""
         handed = None
         if operands is not None:
             codes, scales = (self._boxes[contender, kind].tensors for kind in ("codes", "scales"))
@@ -149,8 +143,7 @@ class JudgeBench:
     def expect_batch(self, draws: Sequence[Draw]) -> tuple[float, float]:
         """Add up eager's results of calls, for `compare_batch`.
 
-        Returns the ms a call that laying out inputs and adding up results takes by itself: with a backward, and for a
-        forward alone.
+        Returns the ms a call to lay out inputs and add up results: with a backward, and for a forward alone.
         """
         self._batch = self._comparison(draws)
         with_backward, forward = (self._judge.handling_ms(draws, backward, self.clock) for backward in (True, False))

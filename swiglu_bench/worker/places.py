@@ -92,9 +92,9 @@ class Places(ABC):
 
     @abstractmethod
     def start(self, work: Work, changed: Callable[[], object]) -> None:
-        """Hold every GPU and make its processes ready; raises BadInput for one in use, unless it is to wait.
+        """Hold every GPU and make its processes ready; `changed` may be called when `doing` has changed.
 
-        `changed` may be called when `doing` has changed.
+        Raises BadInput for a GPU in use, unless it is to wait.
         """
 
     @abstractmethod
@@ -298,10 +298,7 @@ def check_alike(first: Place, other: Place) -> None:
 
 
 def gpus(text: str) -> list[Place]:
-    """The places that `--gpus` names, by indices as `--device cuda:INDEX` has them, or `all`.
-
-    Raises BadInput where they are not there or not alike.
-    """
+    """The places that `--gpus` names by index, or `all`; raises BadInput where they are not there or not alike."""
     count = torch.cuda.device_count()
     words = [word.strip() for word in text.split(",")]
     if text.strip() != "all" and not all(re.fullmatch(r"\d{1,4}", word) for word in words):

@@ -89,31 +89,19 @@ class Settings:
 
 def blank(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> Record:
     """The row of one implementation at one case before anything has run."""
-    experts = case.shape.experts
+    shape, experts = case.shape, case.shape.experts
     of_machine = ("host", "gpu_index", "gpu_uuid", "device", "driver", "cuda", "torch", "triton", "version")
     return Record(
-        run_id=settings.run_id,
-        command=settings.command,
-        shape=case.name,
-        hidden=case.shape.hidden,
-        intermediate=case.shape.intermediate,
-        tokens=case.tokens,
-        dtype=case.dtype.value,
-        scope=case.scope.value,
-        mode=case.mode.value,
-        seed=case.seed,
-        experts=experts.count if experts else None,
-        top_k=experts.top_k if experts else None,
-        routing=experts.routing.value if experts else "",
-        implementation=implementation.name,
-        weight_layout=implementation.weight_layout,
-        gradients=" ".join(implementation.gradients(case.scope)),
-        precision=implementation.precision_of(case).value,
-        weights_quantised=implementation.weights_quantised(case),
+        run_id=settings.run_id, command=settings.command, shape=case.name, hidden=shape.hidden,
+        intermediate=shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, scope=case.scope.value,
+        mode=case.mode.value, seed=case.seed, experts=experts.count if experts else None,
+        top_k=experts.top_k if experts else None, routing=experts.routing.value if experts else "",
+        implementation=implementation.name, weight_layout=implementation.weight_layout,
+        gradients=" ".join(implementation.gradients(case.scope)), precision=implementation.precision_of(case).value,
+        weights_quantised=implementation.weights_quantised(case), timestamp=machine.now(),
         interpreted=settings.interpreter and implementation.backend == "triton",
-        timestamp=machine.now(),
         **{name: getattr(this, name) for name in of_machine},
-    )
+    )  # fmt: skip
 
 
 def inapplicable(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> str | None:
@@ -185,11 +173,7 @@ def check_sweep(
     settings: Settings, cases: Sequence[Case], implementations: Sequence[Implementation], this: machine.Machine,
     budget_s: float,
 ) -> None:  # fmt: skip
-    """Raise BadInput for what takes this CPU longer than its --budget.
-
-    Where cases are timed, for whose rounds the budget is, the checks alone may take half an hour, or the budgets of all
-    cases.
-    """
+    """Raise BadInput for what takes this CPU longer than its --budget, which is the rounds' where cases are timed."""
     timed, work, interpreted, judged_s = settings.task is Task.TIME, dict.fromkeys(Dtype, 0.0), 0.0, 0.0
     for case in cases:
         here = [

@@ -58,10 +58,7 @@ class RayCluster(Places):
         self, address: str, device: str | None, say: Callable[[str], object],
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Connect. Raises BadInput where Ray is missing, nobody answers, or the cluster has no such device.
-
-        `say` hears of places that are turned away; `environment` has variables to set in every actor.
-        """
+        """Connect; `say` hears of rejected places. Raises BadInput where there is no cluster or no such device."""
         super().__init__()
         self.address, self._say, self._environment = address, say, dict(environment)
         if device not in (None, "cpu", "cuda"):

@@ -126,10 +126,7 @@ class RoundJudge:
 def contender_of(
     contender: Contender, judge: RoundJudge, method: str = "sample", led: Mode | None = None, latency: bool = False
 ) -> rounds.TimedCall:
-    """A contender's turns as the rounds take them: by a method of its Workbench, given a draw and a lead.
-
-    `led` is the case's mode, where samples have a turn of their own as `led_sample` takes it.
-    """
+    """A contender's turns in rounds, by a method of its Workbench, or with `led`, the case's mode, by `led_sample`."""
 
     def take(number: int, lead_us: float) -> Sample:
         draw = judge.draw(number, contender.name)

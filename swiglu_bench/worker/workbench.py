@@ -206,10 +206,7 @@ class Workbench:
         self.clock.synchronize()
 
     def sample(self, draw: Draw, lead_us: float, latency: bool = False, led: bool = False) -> SampleReport:
-        """One timed call of the case's mode; inputs are drawn behind the spin that holds the GPU.
-
-        `led`: its `lead_in` was asked for before.
-        """
+        """One timed call of the case's mode, inputs drawn behind the spin; `led`: its `lead_in` came before."""
         if not led:
             self.lead_in(draw)
         begun, self._begun = self._begun, None
@@ -264,10 +261,7 @@ class Workbench:
         self.clock.synchronize()
 
     def accumulate(self, draws: Sequence[Draw], weights_seed: int | None) -> CallReport:
-        """Be used as in training at the case's size, with other weights where a seed is given; back to its own then.
-
-        The sums of all results are handed over.
-        """
+        """Use as in training, with other weights for a seed, then its own again; hands over sums of results."""
         built, case = self._built, self._problem.case
 
         def weights_of(seed: int) -> dict[str, Tensor]:
@@ -352,7 +346,9 @@ class Workbench:
                 self._must_answer(error)
                 raised[name] = one_line(error)
 
-        _allow_recompiling()
+        config: Any = sys.modules.get("torch._dynamo.config")
+        if config is not None:  # a function may be compiled for the case and for every scenario, each in its own sizes
+            config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
         try:
             given = usage.arrange(self._implementation, case, self._device, seeds)
         except Exception as error:
@@ -432,13 +428,6 @@ def forget_compiled() -> None:
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     if dynamo is not None and getattr(dynamo, "FRAME_COUNTER", True):
         torch.compiler.reset()
-
-
-def _allow_recompiling() -> None:
-    """Let a function be compiled for a case and for every scenario of a model's use, each in its own sizes."""
-    config: Any = sys.modules.get("torch._dynamo.config")
-    if config is not None:
-        config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
 
 
 def _lay_out(built: Built, draw: Draw) -> None:

@@ -99,7 +99,7 @@ class ContenderRole(_Role):
     def begin(self, settings: Settings, declared: Implementation, bench: str) -> None:
         """Import what an implementation needs, and be its process from now on; `bench` is the class that answers.
 
-        What fails to import fails again at the build, and is told there; its own file has to load here.
+        What fails to import fails again, and is told, at the build; its own file has to load here.
         """
         answers_by = pkgutil.resolve_name(bench)
         state = GlobalState()

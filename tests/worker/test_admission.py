@@ -166,27 +166,6 @@ def test_what_is_wrong_is_named_by_its_check(name: str) -> None:
     assert found <= set(FAULTS)
 
 
-@pytest.mark.parametrize(
-    ("value", "check", "came"),
-    [
-        (lambda x: (x, x), "", "tuple"), (lambda x: 1.0, "", "float"), (lambda x: None, "", "None"),
-        (lambda x: x.numpy(), "", "ndarray"), (lambda x: x.to_sparse(), "plain tensor", "sparse"),
-        (lambda x: x.new_ones(7, 40, device="meta"), "form", "meta"),
-        (lambda x: torch.nested.nested_tensor(list(x.unbind())), "plain tensor", "nested"),
-    ],
-)  # fmt: skip
-def test_results_of_odd_kinds_say_what_came_and_what_is_wanted(value: Any, check: str, came: str) -> None:
-    """What is no tensor at all ends the call; another kind of tensor is a verdict on it."""
-    one, case = declared(lambda problem: Step(value), trains="nothing"), small_case(mode=Mode.FORWARD)
-    if not check:
-        with pytest.raises(TypeError, match=f"{came}.*one tensor"):
-            admitted(one, case)
-        return
-    (found,) = (one for one in admitted(one, case).checks if not one.ok)
-    assert (found.tensor, found.check) == ("output", check)
-    assert came in found.reason
-
-
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
 @pytest.mark.parametrize(
     ("one", "right"),

@@ -168,15 +168,26 @@ def test_a_death_while_checked_costs_one_row_and_names_its_reason(shared: Court,
     assert {path.name for path in logs.parent.iterdir()} == {"logs"}, "a name with ../ stays inside"
 
 
-def test_a_death_or_an_exception_while_timed_costs_one_row(shared: Court) -> None:
-    """Also one by a timer that nobody can tell when it rings, and an exception whose text cannot be had."""
-    culprits = {"exits-late": "exit status 5", "alarmed": "SIGALRM", "unspeakable": "Unspeakable"}
-    late = [bad.exits_late, bad.alarmed, bad.unspeakable]
-    found = run_case(shared, [*map(from_file, late), EAGER, PACKED])
+@pytest.mark.parametrize(
+    "culprits",
+    [
+        {bad.exits_late: "exit status 5", bad.alarmed: "SIGALRM", bad.unspeakable: "Unspeakable"},
+        dict.fromkeys((bad.no_json, bad.other_report, bad.babbles, bad.shouts), "malformed"),
+    ],
+    ids=["deaths", "lies"],
+)
+def test_a_death_while_timed_or_what_is_no_report_costs_one_row(
+    shared: Court, culprits: dict[Implementation, str]
+) -> None:
+    """Also a death by a timer that nobody can tell when it rings, and an exception whose text cannot be had."""
+    found = run_case(shared, [*map(from_file, culprits), EAGER, PACKED])
     others_are_ok(found)
-    for name, reason in culprits.items():
-        assert (found[name].status, reason in found[name].reason) == (Status.ERROR, True), found[name].reason
-        assert (found[name].time_ms, found[name].samples_ms) == (None, ())
+    for culprit, reason in culprits.items():
+        row = found[culprit.name]
+        assert (row.status, reason in row.reason) == (Status.ERROR, True), row.reason
+        assert (row.time_ms, row.samples_ms) == (None, ())
+        assert "Traceback" not in row.reason
+        assert "\n" not in row.reason
 
 
 def test_a_hang_costs_one_row(tmp_path: Path) -> None:
@@ -187,18 +198,6 @@ def test_a_hang_costs_one_row(tmp_path: Path) -> None:
     for one in hangs:
         assert (found[one.name].status, "--timeout" in found[one.name].reason) == (Status.ERROR, True)
     assert "turning and turning" in found["hangs"].reason
-
-
-def test_what_is_no_report_costs_one_row_of_one_sentence(shared: Court) -> None:
-    culprits = [bad.no_json, bad.other_report, bad.babbles, bad.shouts]
-    for _ in range(2):
-        found = run_case(shared, [*map(from_file, culprits), EAGER, PACKED])
-        others_are_ok(found)
-        for culprit in culprits:
-            record = found[culprit.name]
-            assert (record.status, "malformed" in record.reason) == (Status.ERROR, True), record.reason
-            assert "Traceback" not in record.reason
-            assert "\n" not in record.reason
 
 
 # Manners
@@ -319,18 +318,6 @@ def test_a_process_lives_over_all_cases_unless_memory_is_short(tmp_path: Path, m
     others_are_ok(found)
     assert found["mine"].status is Status.OK, found["mine"].reason
     assert (started.count("eager-packed"), started.count("mine")) == (2, 2), "for the check and for its group's rounds"
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
-def test_a_process_ends_with_the_first_case_that_does_not_name_its_implementation(tmp_path: Path) -> None:
-    together = a_court(tmp_path, task=Task.VERIFY)
-    run_case(together, [EAGER, PACKED])
-    before = _processes_of(tmp_path)
-    run_case(together, [EAGER, from_file(bad.sound)])
-    after = _processes_of(tmp_path)
-    together.end()
-    assert (len(before), len(after)) == (3, 3), "the judge and two contenders"
-    assert len(set(before) & set(after)) == 2, "the judge and eager"
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
