@@ -144,15 +144,17 @@ def read_layout(file: Path, kind: str) -> list[Record]:
     layout, found = LAYOUTS[kind], list[Record]()
     foreign = f"{file} is not a {layout.file} that this version can read"
     try:
-        names, rows = header(file), texts(file)
+        names = header(file)
+        known = layout.figures(names) in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}
+        rows = texts(file) if known or {"run_id", "schema"} <= set(names) else []
     except (OSError, ValueError, csv.Error):
         raise BadInput(f"{foreign}.") from None
     newest = max((int(row["schema"]) for row in rows if str(row.get("schema")).isdecimal()), default=0)
-    if "run_id" in names and newest > SCHEMA_VERSION:
+    if newest > SCHEMA_VERSION:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if layout.figures(names) not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
+    if not known:
         raise BadInput(f"{foreign}.")
     make = partial(row_of, kind, {} if kind == "run" else read_about(file.parent))
     try:

@@ -159,7 +159,7 @@ def led_sample(
 
 
 class Turns:
-    """The turns of contender case's contenders."""
+    """The turns of a case's contenders."""
 
     def __init__(self, court: Judging, mode: Mode, equals: Sequence[Contender], others: Sequence[Contender]) -> None:
         """`equals` are processes of the baseline."""

@@ -5,19 +5,8 @@ from typing import Any
 
 import pytest
 
-from swiglu_bench.rows.figures import (
-    cell,
-    mebibytes,
-    microjoules,
-    milliseconds,
-    plus_minus,
-    size,
-    texts,
-    together,
-    token_text,
-    tokens_text,
-    typed,
-)
+from swiglu_bench.rows import figures
+from swiglu_bench.rows.figures import cell, mebibytes, milliseconds, plus_minus, texts, together, token_text, typed
 from swiglu_bench.rows.record import Status
 
 
@@ -25,10 +14,10 @@ from swiglu_bench.rows.record import Status
     ("text", "expected"),
     [
         (milliseconds(0.0123456), "12.35 us"), (milliseconds(0.9994), "999.4 us"), (milliseconds(1.0), "1 ms"),
-        (milliseconds(12345.6), "12.35 s"), (microjoules(999.0), "999 uJ"), (microjoules(12345.0), "12.3 mJ"),
+        (milliseconds(12345.6), "12.35 s"), (figures.microjoules(12345.0), "12.3 mJ"),
         (mebibytes(None), "-"), (mebibytes(1024), "0.001"), (mebibytes(10**10), "9,536.7"),
-        (size(2**20), "1.0 MiB"), (size(3 << 30), "3.0 GiB"), (token_text(1024), "1k"), (token_text(1000), "1000"),
-        (tokens_text([1]), "1 token"), (tokens_text([1024, 1, 16, 16]), "1, 16 and 1k tokens"),
+        (figures.size(3 << 30), "3.0 GiB"), (token_text(1024), "1k"), (token_text(1000), "1000"),
+        (figures.tokens_text([1024, 1, 16, 16]), "1, 16 and 1k tokens"),
         (together(["a"]), "a"), (together(["a", "b", "c"], "or"), "a, b or c"), (together([]), ""),
         (plus_minus(0.8, 0.79, 0.81), "0.800 ± 0.010"), (plus_minus(0.499, 0.48, 7.132), "0.499 (0.480 to 7.132)"),
         (plus_minus(1.0, 0.9, 12345.6), "1.000 (0.9 to 1.23e+04)"),

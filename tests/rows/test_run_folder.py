@@ -24,26 +24,14 @@ def keep(folder: Path, *records: Record) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("path", "complaint"),
-    [
-        ("file", "file is a file; give a folder"),
-        ("file/sub", "cannot be written: Not a directory"),
-        ("x" * 300, "File name too long"),
-        ("/proc", "/proc cannot be written"),
-    ],
-)
-def test_a_folder_is_made_and_left_empty_and_what_cannot_be_one_is_told(
-    tmp_path: Path, path: str, complaint: str
-) -> None:
+def test_a_folder_is_made_and_left_empty_and_what_cannot_be_one_is_told(tmp_path: Path) -> None:
     for _ in range(2):
         create_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").touch()
-    if path == "/proc" and not Path("/proc/self").exists():
-        pytest.skip("needs a file system that takes no files")
-    with pytest.raises(BadInput, match=complaint):
-        create_folder(tmp_path / path)
+    for path, complaint in (("file", "is a file; give a folder"), ("file/sub", "cannot be written: Not a directory")):
+        with pytest.raises(BadInput, match=complaint):
+            create_folder(tmp_path / path)
 
 
 def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,9 @@ CLAIMED = {"eager": 1.0, "mine": 1.0}
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch,
-    took: dict[str, Iterator[float]],
-    baseline: str = "eager",
-    *host_bound: str,
+    monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]], baseline: str = "eager", *host_bound: str,
     inputs_ms: float = 0.0,
-) -> dict[str, Exception]:
+) -> dict[str, Exception]:  # fmt: skip
     """What is said of contenders whose calls take so many milliseconds, try after try."""
     place: Any = SimpleNamespace(
         judge=SimpleNamespace(expect_batch=lambda draws: (inputs_ms, inputs_ms)),
