@@ -198,22 +198,6 @@ def test_what_fails_exits_1_and_the_others_are_measured(
             assert f"{name}: {status}: " in ran.err or status == "skipped"
 
 
-@pytest.mark.parametrize(
-    ("more", "names", "baseline"),
-    [
-        ("--impl eager-packed", ["eager", "eager-packed"], "eager"),
-        ("--impl eager-packed --baseline eager-packed", ["eager-packed"], "eager-packed"),
-        ("--impl eager-packed,mine.py:mine --skip-impl eage?", ["eager-packed", "mine"], ""),
-        ("--impl eager,mine.py:mine --baseline mine", ["mine", "eager"], "mine"),
-    ],
-)
-@pytest.mark.usefixtures("user_file")
-def test_the_baseline_is_measured_along_unless_it_is_skipped(more: str, names: list[str], baseline: str) -> None:
-    ran = swiglu_bench("forward", *ONE, "--budget", "0.05", "--no-csv", "--format", "json", *more.split())
-    rows = json.loads(ran.out)["rows"]
-    assert [(row["implementation"], row["baseline"]) for row in rows] == [(name, baseline) for name in names]
-
-
 # --dry-run
 
 

@@ -1,11 +1,12 @@
 """Two places that are CPUs of this host, with real child processes."""
 
+import contextlib
 import dataclasses
 import io
 import multiprocessing
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -147,18 +148,14 @@ def test_a_stop_ends_a_case_in_the_middle(tmp_path: Path) -> None:
 def test_each_gpu_is_held_by_its_name_and_in_one_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held: list[str] = []
 
-    class Lock:
-        def __init__(self, uuid: str, command: str, wait: bool, tell: object) -> None:
-            self.uuid = uuid
-            assert (command, wait) == ("c", False)
+    @contextlib.contextmanager
+    def lock(uuid: str, command: str, wait: bool, tell: object) -> Iterator[None]:
+        assert (command, wait) == ("c", False)
+        held.append(uuid)
+        yield
+        held.remove(uuid)
 
-        def __enter__(self) -> None:
-            held.append(self.uuid)
-
-        def __exit__(self, *_: object) -> None:
-            held.remove(self.uuid)
-
-    monkeypatch.setattr(locks, "gpu", Lock)
+    monkeypatch.setattr(locks, "gpu", lock)
     team = SeveralGpus([Place(number, a_gpu(number)) for number in (2, 0, 1)], pytest.fail)
     assert team.device == torch.device("cuda", 0)
     start(team, tmp_path, Settings(Task.TIME, team.device, "c", "r"), wait=False)
