@@ -133,7 +133,7 @@ class Court:
                 self._judge = self._child(worker.JUDGE, self.logs / "judge.log")
             except Died as error:
                 raise JudgeLost(str(error)) from error
-            self._judge.post("begin", self.settings, self.machine)
+            self._judge.post("begin_judge", self.settings, self.machine)
         return cast(JudgeBench, _JudgeProxy(self._judge, self._judges_turn))
 
     def contender(self, implementation: Implementation, alias: str = "") -> Contender:

@@ -263,11 +263,9 @@ def slows_the_next(baseline: Contender, other: Contender) -> bool:
 
 
 def find_culprit(
-    baseline: Contender,
-    others: Sequence[Contender],
-    revive: Callable[[Contender], Contender | None],
+    baseline: Contender, others: Sequence[Contender], revive: Callable[[Contender], Contender | None],
     before: Sequence[float],
-) -> Contender | None:
+) -> Contender | None:  # fmt: skip
     """The contender whose process makes the baseline slower than `before`, or None.
 
     One after the other is ended; the baseline has to be faster without it, and slower again once it is back. `revive`

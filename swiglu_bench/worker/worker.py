@@ -1,4 +1,4 @@
-"""What runs in a child process: it answers one question after the other, by the object of its role.
+"""What runs in a child process: it answers one question after the other.
 
 A contender's process has a Workbench and no judge, the judge's has a JudgeBench and imports no contender. A question is
 the name of a method and its arguments. A contender's process answers in JSON: pickled objects would run code in its
@@ -42,8 +42,8 @@ from swiglu_bench.worker.ahead import keep_no_choice
 from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings, Task
 
-CONTENDER, JUDGE = f"{__name__}:ContenderRole", f"{__name__}:JudgeRole"
-"""The classes of the objects that answer; other folders have roles of their own."""
+CONTENDER, JUDGE = "contender", "judge"
+"""The roles of processes: the judge's alone is trusted."""
 MOST_BYTES = 2**24
 """Of one answer."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -66,7 +66,7 @@ class Setting:
         return cls(log, changed, torch.get_num_threads(), sources.origins())
 
 
-class _Role:
+class Role:
     """Answers the first question itself, which begins the process, and passes all others to its bench."""
 
     _bench: Any = None
@@ -80,17 +80,9 @@ class _Role:
             raise AttributeError(name)
         return getattr(self._bench, name)
 
-
-class JudgeRole(_Role):
-    """The judge's process."""
-
-    def begin(self, settings: Settings, this: Machine) -> None:
-        """Make the device's context."""
+    def begin_judge(self, settings: Settings, this: Machine) -> None:
+        """Be the judge's process from now on."""
         self._bench = JudgeBench(settings, this)
-
-
-class ContenderRole(_Role):
-    """A contender's process, and what it is asked before and beside the questions to its Workbench."""
 
     def declare(self, address: str) -> dict[str, Any]:
         """What the implementation at an address declares; its code runs here."""
@@ -118,7 +110,7 @@ class ContenderRole(_Role):
 def serve(pipe: Connection, role: str, setting: Setting) -> None:
     """Answer questions until the pipe closes."""
     settle(setting)
-    answerer = pkgutil.resolve_name(role)()
+    answerer = Role()
     while True:
         try:
             method, arguments = pipe.recv()
