@@ -114,7 +114,7 @@ def expected_cost(case: Case) -> int:
 def rows(
     places: Places, cases: Sequence[Any], work: Work, show: Callable[[Progress], object], warn: Say
 ) -> Generator[Record]:
-    """All rows of all cases, on several places only of finished ones. Raises NoPlace when no place is left."""
+    """All rows of all cases; on several places, each case's when it is finished. Raises NoPlace when none is left."""
     schedule, running, finished = Schedule(cases, places.in_order), dict[int, int](), 0
     known: dict[int, Place] = {}
     last = "no place has joined"

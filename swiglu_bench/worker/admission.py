@@ -57,7 +57,7 @@ class Admitting:
         self, court: Judging, case: Case, drawn: Drawn, *, thorough: bool = False, extras: Extras = PLAIN,
         used: dict[tuple[str, ...], tuple[TensorCheck, ...]] | None = None,
     ) -> None:  # fmt: skip
-        """`thorough` adds what timing has no use for; `used` keeps verdicts of a model's use; None: do not ask."""
+        """`thorough` adds what timing has no use for; `used` keeps verdicts on a model's use, None skips it."""
         self._court, self._judge, self._case, self._drawn = court, court.judge, case, drawn
         self._thorough, self._extras = thorough, extras
         self._used = used

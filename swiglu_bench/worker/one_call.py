@@ -53,7 +53,7 @@ def program(settings: Settings, implementation: Implementation, case: Case) -> l
 
 
 def findings(settings: Settings, implementation: Implementation, case: Case, timeout_s: float, log: Path) -> str:
-    """What the tool of `settings.sanitizer` found in a forward and backward, or ""; raises NoVerdict for no end."""
+    """What the tool of `settings.sanitizer` found in a forward and backward, or ""; raises NoVerdict if it fails."""
     from swiglu_kernels.standalone import hazards
 
     command = [PROGRAM, "--tool", settings.sanitizer, "--error-exitcode", str(FOUND), "--target-processes", "all"]

@@ -173,7 +173,7 @@ def check_sweep(
     settings: Settings, cases: Sequence[Case], implementations: Sequence[Implementation], this: machine.Machine,
     budget_s: float,
 ) -> None:  # fmt: skip
-    """Raise BadInput for what takes this CPU longer than its --budget, which is the rounds' where cases are timed."""
+    """Raise BadInput for what takes this CPU longer than --budget, or if timed, half an hour and all cases' budgets."""
     timed, work, interpreted, judged_s = settings.task is Task.TIME, dict.fromkeys(Dtype, 0.0), 0.0, 0.0
     for case in cases:
         here = [

@@ -261,7 +261,7 @@ class Workbench:
         self.clock.synchronize()
 
     def accumulate(self, draws: Sequence[Draw], weights_seed: int | None) -> CallReport:
-        """Use as in training, with other weights for a seed, then its own again; hands over sums of results."""
+        """Train at the case's size, with other weights if a seed is given, then restore its own; hand over the sums."""
         built, case = self._built, self._problem.case
 
         def weights_of(seed: int) -> dict[str, Tensor]:
