@@ -55,14 +55,9 @@ class FakeWandb:
     url_or_path = place = "https://wandb.example/run"
 
     def __init__(self, **options: Any) -> None:
-        self.options, self.rows, self.closed = options, list[Record](), 0
+        self.options, self.rows, self.closed = options, list[Record](), list[int]()
+        self.write, self.close = self.rows.append, lambda: self.closed.append(1)
         FakeWandb.opened.append(self)
-
-    def write(self, record: Record) -> None:
-        self.rows.append(record)
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +121,7 @@ def test_every_writer_gets_every_row_and_is_closed(end: BaseException | None) ->
         assert lines[2:4] == ["Rows, samples and machine: run", "W&B: https://wandb.example/run"]
         assert lines[4:] == (["Interrupted: 2 rows were kept."] if end else [])
     (run,) = FakeWandb.opened
-    assert (run.rows, run.closed) == ([OK, INCORRECT], 1)
+    assert (run.rows, run.closed) == ([OK, INCORRECT], [1])
     assert list(run_folder.frame_of(run_folder.read_rows(Path("run")))["status"]) == ["ok", "incorrect"]
     about = json.loads(Path("run/run.json").read_text(encoding="utf-8"))
     assert (about["command"], about["run_id"]) == (SETTINGS.command, SETTINGS.run_id)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import Ran, swiglu_bench
+from command_line import swiglu_bench
 from places import SUPPORT
 
 from swiglu_bench import loop
@@ -47,15 +47,9 @@ def records(folder: str | Path) -> list[dict[str, Any]]:
 # Files
 
 
-@pytest.fixture(scope="module")
-def forward(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
-    """A run of `forward` with files."""
-    folder = tmp_path_factory.mktemp("forward") / "my run"
-    return swiglu_bench("forward", *SMALL, "--tokens", "3,7", "--scope", "glu,mlp", *QUICK, "--out", folder), folder
-
-
-def test_a_timing_run_leaves_its_rows_and_samples(forward: tuple[Ran, Path]) -> None:
-    ran, folder = forward
+def test_a_timing_run_leaves_its_rows_and_samples() -> None:
+    folder = Path("my run")
+    ran = swiglu_bench("forward", *SMALL, "--tokens", "3,7", "--scope", "glu,mlp", *QUICK, "--out", folder)
     assert (ran.code, ran.err) == (0, "")
     assert {path.name for path in folder.iterdir()} == FILES
     rows = records(folder)
@@ -65,8 +59,7 @@ def test_a_timing_run_leaves_its_rows_and_samples(forward: tuple[Ran, Path]) -> 
     ]
     for row in rows:
         assert (row["mode"], row["status"], row["dtype"], row["baseline"]) == ("forward", "ok", "float32", "eager")
-        assert row["time_ms"] > 0
-        assert row["ratio"] > 0
+        assert min(row["time_ms"], row["ratio"]) > 0
         line = f"24x40 {row['scope']} forward float32 tokens={row['tokens']} {row['implementation']}: ok, "
         assert line in ran.out
     samples = (folder / "samples.csv").read_text(encoding="utf-8").splitlines()
