@@ -181,7 +181,6 @@ def _text(value: object) -> str:
 
 
 def _command_line(command: str, options: SweepOptions) -> str:
-    """The command line that does the same."""
     parts = ["swiglu-bench", command]
     for field in fields(options):
         value, name = getattr(options, field.name), field.name.replace("_", "-")

@@ -16,10 +16,9 @@ from swiglu_bench.cases.cases import WEIGHTS, Case
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import look
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.output import Opened, logs, opened
+from swiglu_bench.output import Fingerprints, Opened, Remaining, logs, opened
 from swiglu_bench.request import INTERRUPTED, Request, Say
-from swiglu_bench.resume import Fingerprints, Remaining
-from swiglu_bench.rows.csv_table import reason, typed
+from swiglu_bench.rows.figures import reason, typed
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import Writer
 from swiglu_bench.show.console import ConsoleWriter, Screen, Tables
@@ -31,7 +30,7 @@ from swiglu_bench.worker import policy
 from swiglu_bench.worker.child import DoesNotEnd
 from swiglu_bench.worker.court import CaseTask
 from swiglu_bench.worker.places import CaseRows, Place, Places, Work
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Task
 
 POLL_S = 0.2
 OPERATIONS_PER_BYTE = 200
@@ -69,14 +68,11 @@ class Progress:
     in_order: bool
 
     def __str__(self) -> str:
-        at = (
-            f"case {self.finished + 1}/{self.count}"
-            if self.in_order
-            else f"{self.finished}/{self.count} on {self.where}"
-        )
-        if self.case is None:
-            return at
-        return f"{at}: {self.case.name}, {self.case.how_many}{', ' if self.doing else ''}{self.doing}"
+        at = f"{self.finished}/{self.count} on {self.where}"
+        if self.in_order:
+            at = f"case {self.finished + 1}/{self.count}"
+        doing = f", {self.doing}" if self.doing else ""
+        return at if self.case is None else f"{at}: {self.case.name}, {self.case.how_many}{doing}"
 
 
 class Schedule:
@@ -89,10 +85,7 @@ class Schedule:
         self._lost: dict[int, list[tuple[Place, str]]] = {}
 
     def take(self, place: Place, others: Collection[Place]) -> int | None:
-        """The case that an idle place is to run; None: none now. `others` can work, too, and may be busy.
-
-        A case whose place was lost is run elsewhere if possible.
-        """
+        """The case that an idle place is to run, or None; one whose place was lost goes to the `others` if possible."""
         for number in self._waiting:
             died_at = {lost.seat for lost, _ in self._lost.get(number, [])}
             if place.seat not in died_at or not any(other.seat not in died_at for other in others):
@@ -120,10 +113,7 @@ def expected_cost(case: Case) -> int:
 def rows(
     places: Places, cases: Sequence[Any], work: Work, show: Callable[[Progress], object], warn: Say
 ) -> Generator[Record]:
-    """All rows of all cases. On several places, a case's rows come when it is finished, so that none comes twice.
-
-    Raises NoPlace when no place is left.
-    """
+    """All rows of all cases; on several places, each case's when it is finished. Raises NoPlace when none is left."""
     schedule, running, finished = Schedule(cases, places.in_order), dict[int, int](), 0
     known: dict[int, Place] = {}
     last = "no place has joined"
@@ -165,35 +155,38 @@ def rows(
                     warn(f"{last}; {cases[case].label} is run once more.")
                     continue
                 finished += 1
-                blanks = (
-                    policy.blank(work.settings, place.machine, cases[case], each) for each in work.implementations
-                )
-                yield from (row.end(Status.ERROR, given_up) for row in blanks)
+                for each in work.implementations:
+                    row = policy.blank(work.settings, place.machine, cases[case], each)
+                    yield row.end(Status.ERROR, given_up)
 
 
 def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
-    """Run all cases; 0 when every row is ok or skipped, 1 with an incorrect one or an error, 130 when interrupted.
+    """Run all cases; `also` get every row, those kept by `resume` first.
 
-    It is 1 as well where rows could not be kept, or where no row that was asked for is ok. Writers in `also` get every
-    row, those kept by `resume` first.
+    The status is 0, 1 for a row that failed or was not kept or where none that was asked for is ok, or INTERRUPTED.
     """
     screen, options, settings = Screen(console), request.options, request.settings
     interrupted = failed = False
+    count = len(request.cases)
     with opened(request, this, screen.warn) as into:
         settings = dataclasses.replace(settings, folder=into.folder)
         earlier = into.files.rows() if into.files and options.resume else []
         prints = Fingerprints(request.implementations, settings, this)
         remaining = Remaining(request.cases, prints, settings.command, earlier)
         kept = [typed(Record, row) for row in remaining.kept]
-        if len(remaining.todo) < len(request.cases):
-            count = len(request.cases)
+        if len(remaining.todo) < count:
             screen.say(f"{count - len(remaining.todo)} of {count} cases are finished in {into.folder} and are kept.")
         for writer in also:
             for record in kept:
                 writer.write(record)
+        tables: dict[Task, Tables] = {
+            Task.TIME: partial(time_tables, detail=settings.detail), Task.MEMORY: memory_tables,
+            Task.VERIFY: partial(verify_tables, detail=settings.detail),
+        }  # fmt: skip
         in_detail = settings.detail and settings.task is Task.VERIFY
-        in_any_order = not request.places.in_order
-        shown = ConsoleWriter(console, _tables(settings), len(remaining.todo), in_detail, options.quiet, in_any_order)
+        shown = ConsoleWriter(
+            console, tables[settings.task], len(remaining.todo), in_detail, options.quiet, not request.places.in_order
+        )
         try:
             if remaining.todo:
                 _run_cases(dataclasses.replace(request, settings=settings), task, remaining, into, shown, also, screen)
@@ -222,17 +215,14 @@ def _run_cases(
     request: Request, task: CaseTask, remaining: Remaining, into: Opened, shown: ConsoleWriter,
     also: Sequence[Writer], screen: Screen,
 ) -> None:  # fmt: skip
-    """Run what remains; each row goes to the files and W&B before it is shown."""
     options, settings = request.options, request.settings
     with logs(into.folder, wanted=lambda: any(row.failed for row in shown.records)) as place:
         work = Work(task, request.implementations, settings, options.timeout, place, options.wait)
 
-        def show(progress: Progress) -> None:
-            shown.advance(progress.done, str(progress))
-
-        found = rows(request.places, remaining.todo, work, show, screen.warn)
-        if request.places.in_order:
-            _warn_of_load(settings.device.type, screen.warn)
+        found = rows(request.places, remaining.todo, work, lambda at: shown.advance(at.done, str(at)), screen.warn)
+        load = look() if request.places.in_order else None
+        if load and (why := load.reason(settings.device.type)):  # what the first case will share the CPUs with
+            screen.warn(f"{why} Times will vary, and there will be fewer verdicts.")
         with shown, contextlib.closing(found):
             for record in found:
                 remaining.stamp(record)
@@ -243,30 +233,13 @@ def _run_cases(
                     writer.write(record)
 
 
-def _warn_of_load(device_type: str, warn: Say) -> None:
-    """Before the first case: what it will share the CPUs with."""
-    load = look()
-    why = load.reason(device_type) if load else ""
-    if why:
-        warn(f"{why} Times will vary, and there will be fewer verdicts.")
-
-
 def _show_workload(request: Request, into: Opened, found: Sequence[Record], console: Console, screen: Screen) -> bool:
-    """The workload's totals, to their file and the screen; whether the file could be written."""
-    written = True
-    if into.folder:
-        try:
-            write_totals(into.folder, totals(found, request.workload))
-        except OSError as error:
-            written = False
-            screen.warn(f"The workload's totals cannot be written: {reason(error)}.")
     for part in () if request.options.quiet else workload_tables(found, request.workload):
         console.print(part)
-    return written
-
-
-def _tables(settings: Settings) -> Tables:
-    """The tables at the end of a command."""
-    if settings.task is Task.VERIFY:
-        return partial(verify_tables, detail=settings.detail)
-    return memory_tables if settings.task is Task.MEMORY else partial(time_tables, detail=settings.detail)
+    try:
+        if into.folder:
+            write_totals(into.folder, totals(found, request.workload))
+    except OSError as error:
+        screen.warn(f"The workload's totals cannot be written: {reason(error)}.")
+        return False
+    return True

@@ -7,14 +7,16 @@ fields. The types that have a name are shared with other commands.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Context, Exit, Option, echo
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
@@ -25,6 +27,7 @@ RARE = frozenset([
     "wandb_tags", "wandb_id", "strict", "interpret", "sequence_parallel", "candidates", "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
+SEEDS = {"min": 0, "max": 2**63 - 1}
 TIMEOUT_S = 600.0
 """torch.compile with max-autotune takes minutes."""
 
@@ -44,7 +47,6 @@ def complete_implementations(incomplete: str) -> list[str]:
 
 
 def _complete_last(incomplete: str, names: Sequence[str]) -> list[str]:
-    """Complete the part after the last comma."""
     head, comma, last = incomplete.rpartition(",")
     return [head + comma + name for name in names if name.startswith(last)]
 
@@ -54,79 +56,53 @@ def option(panel: str, help: str, *names: str, **more: Any) -> OptionInfo:
     return Option(*names, help=help, rich_help_panel=panel, **more)
 
 
+# fmt: off
 Text = str | None
 Texts = list[str] | None
-Shapes = Annotated[
-    Text,
-    option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, random:N (layers drawn by --seed, each with a "
-           "token count), or models: a config.json or a name in the local Hugging Face cache; comma-separated. "
-           "\\[default: llama7b on a GPU, smoke on a CPU]",
-           autocompletion=complete_shapes),
-]  # fmt: skip
+Shapes = Annotated[Text, option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, random:N (layers drawn "
+    "by --seed, each with a token count), or models: a config.json or a name in the local Hugging Face cache; "
+    "comma-separated. \\[default: llama7b on a GPU, smoke on a CPU]", autocompletion=complete_shapes)]
 Tokens = Annotated[Text, option(WHAT, "Token counts, such as 1,128,1k,8k. \\[default: the shape's own]")]
-DtypeOption = Annotated[
-    Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \\[default: bf16 on a GPU, fp32 on a CPU; verify: all]")
-]
-ScopeOption = Annotated[
-    Text,
-    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; or experts, for a shape with "
-           "experts. \\[default: glu, or experts for such shapes; verify, audit: all]"),
-]  # fmt: skip
-Impl = Annotated[
-    Texts,
-    option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs that file's code); "
-           "comma-separated or repeated.", autocompletion=complete_implementations),
-]  # fmt: skip
-SkipImpl = Annotated[
-    Texts, option(WHAT, "All implementations except these: names or globs.", autocompletion=complete_implementations)
-]
-Seed = Annotated[
-    int, option(WHAT, "Seed of the inputs, of the order within each round and of random:N.", min=0, max=2**63 - 1)
-]
-ShapeSeed = Annotated[int, option(WHAT, "Seed of random:N.", min=0, max=2**63 - 1)]
+DtypeOption = Annotated[Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \\[default: bf16 on a GPU, fp32 on a "
+    "CPU; verify: all]")]
+ScopeOption = Annotated[Text, option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; or experts, "
+    "for a shape with experts. \\[default: glu, or experts for such shapes; verify, audit: all]")]
+Impl = Annotated[Texts, option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs "
+    "that file's code); comma-separated or repeated.", autocompletion=complete_implementations)]
+SkipImpl = Annotated[Texts, option(WHAT, "All implementations except these: names or globs.",
+    autocompletion=complete_implementations)]
+Seed = Annotated[int, option(WHAT, "Seed of the inputs, of the order within each round and of random:N.", **SEEDS)]
+ShapeSeed = Annotated[int, option(WHAT, "Seed of random:N.", **SEEDS)]
 Device = Annotated[Text, option(HOW, "cpu, cuda or cuda:INDEX. \\[default: the first GPU, else the CPU]")]
 Budget = Annotated[float, option(HOW, "Seconds for a case's rounds; a case that cannot fit is skipped.", min=0.01)]
-Timeout = Annotated[
-    float,
-    option(HOW, "Seconds to import, build, compile and check an implementation at one case, or for one call.", min=0.1),
-]
+Timeout = Annotated[float, option(HOW, "Seconds to import, build, compile and check an implementation at one case, "
+    "or for one call.", min=0.1)]
 InProcess = Annotated[bool, option(HOW, "No child processes: a crash or hang then ends the command.", "--in-process")]
 Wait = Annotated[bool, option(HOW, "Wait for a GPU that another sweep is using.")]
-TimeDetail = Annotated[
-    bool,
-    option(OUTPUT, "Show host time, latency, graph time and energy at every token count, not only up to 256.",
-           "--detail", "-v"),
-]  # fmt: skip
-Quiet = Annotated[
-    bool,
-    option(OUTPUT, "Show no progress and no tables: only warnings, failures and where the results are.",
-           "--quiet", "-q"),
-]  # fmt: skip
+TimeDetail = Annotated[bool, option(OUTPUT, "Show host time, latency, graph time and energy at every token count, "
+    "not only up to 256.", "--detail", "-v")]
+Quiet = Annotated[bool, option(OUTPUT, "Show no progress and no tables: only warnings, failures and where the results "
+    "are.", "--quiet", "-q")]
 Out = Annotated[Path | None, option(OUTPUT, "Folder for the files. \\[default: results/GPU/DATE/TIME-COMMAND]")]
-Resume = Annotated[
-    bool,
-    option(OUTPUT, "Continue in the folder of --out: keep finished cases, unless their code, versions, machine or "
-           "settings have changed.", "--resume"),
-]  # fmt: skip
+Resume = Annotated[bool, option(OUTPUT, "Continue in the folder of --out: keep finished cases, unless their code, "
+    "versions, machine or settings have changed.", "--resume")]
 Force = Annotated[bool, option(OUTPUT, "Start again in the folder of --out: delete the rows that it has.", "--force")]
 Csv = Annotated[bool, option(OUTPUT, "Write records.csv, samples.csv and run.json.")]
-Form = Annotated[
-    str, option(OUTPUT, "table, or json, jsonl or csv for a program: stdout then carries nothing else.", "--format")
-]
-JsonForm = Annotated[str, option(OUTPUT, "table, or json for a program: stdout then carries nothing else.", "--format")]
-LogWandb = Annotated[bool, option(WANDB, "Log to Weights & Biases.", "--log-wandb")]
+Form = Annotated[str, option(OUTPUT, "table, or json, jsonl or csv for a program: stdout then carries nothing else.",
+    "--format")]
 WandbProject = Annotated[str, option(WANDB, "Project.")]
 WandbEntity = Annotated[Text, option(WANDB, "User or team. \\[default: your own]")]
 WandbGroup = Annotated[Text, option(WANDB, "Runs of one group are shown together. \\[default: the command]")]
 WandbTags = Annotated[Texts, option(WANDB, "Tags besides the command and the GPU, comma-separated or repeated.")]
 WandbId = Annotated[Text, option(WANDB, "Id of a run to continue, or of a new one.")]
+JsonForm = Annotated[str, option(OUTPUT, "table, or json for a program: stdout then carries nothing else.", "--format")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WandbOptions:
     """Whether rows go to Weights & Biases, and to which run."""
 
-    log_wandb: LogWandb = False
+    log_wandb: Annotated[bool, option(WANDB, "Log to Weights & Biases.", "--log-wandb")] = False
     wandb_project: WandbProject = "swiglu-bench"
     wandb_entity: WandbEntity = None
     wandb_group: WandbGroup = None
@@ -139,108 +115,69 @@ class SweepOptions(WandbOptions):
     """The options of `memory`, and those that the other measuring commands share with it."""
 
     shapes: Shapes = None
-    tp: Annotated[
-        int, option(WHAT, "Measure each shape as one of N tensor-parallel GPUs holds it: intermediate / N.", min=1)
-    ] = 1
+    tp: Annotated[int, option(WHAT, "Measure each shape as one of N tensor-parallel GPUs holds it: intermediate / N.",
+        min=1)] = 1
     tokens: Tokens = None
     dtype: DtypeOption = None
     scope: ScopeOption = None
-    routing: Annotated[
-        Text,
-        option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each token are drawn. "
-               "\\[default: uniform]"),
-    ] = None  # fmt: skip
-    precision: Annotated[
-        Text,
-        option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: how the operands of "
-               "products are quantised. \\[default: not at all]"),
-    ] = None  # fmt: skip
+    routing: Annotated[Text, option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each "
+        "token are drawn. \\[default: uniform]")] = None
+    precision: Annotated[Text, option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: "
+        "how the operands of products are quantised. \\[default: not at all]")] = None
     impl: Impl = None
     skip_impl: SkipImpl = None
-    seed: Annotated[
-        int,
-        option(WHAT, "Seed of the order within each round and of random:N; inputs are new in every run.", min=0,
-               max=2**63 - 1),
-    ] = 0  # fmt: skip
+    seed: Annotated[int, option(WHAT, "Seed of the order within each round and of random:N; inputs are new in every "
+        "run.", **SEEDS)] = 0
     device: Device = None
-    gpus: Annotated[
-        Text, option(HOW, "Several GPUs of this host, each with one case at a time: indices such as 0,1,2,3, or all.")
-    ] = None
-    ray: Annotated[
-        Text,
-        option(HOW, "All GPUs of a Ray cluster, or its CPUs where it has no GPU: auto, or HOST:PORT of the head node.",
-               metavar="ADDRESS"),
-    ] = None  # fmt: skip
+    gpus: Annotated[Text, option(HOW, "Several GPUs of this host, each with one case at a time: indices such as "
+        "0,1,2,3, or all.")] = None
+    ray: Annotated[Text, option(HOW, "All GPUs of a Ray cluster, or its CPUs where it has no GPU: auto, or HOST:PORT "
+        "of the head node.", metavar="ADDRESS")] = None
     timeout: Timeout = TIMEOUT_S
-    budget: Annotated[
-        float, option(HOW, "Estimated seconds that this may take on a CPU; a longer run is refused at once.", min=0.01)
-    ] = 1800.0
+    budget: Annotated[float, option(HOW, "Estimated seconds that this may take on a CPU; a longer run is refused at "
+        "once.", min=0.01)] = 1800.0
     in_process: InProcess = False
     wait: Wait = True
-    detail: Annotated[
-        bool,
-        option(OUTPUT, "Show for each tensor how its errors are distributed and where the largest one is.",
-               "--detail", "-v"),
-    ] = False  # fmt: skip
+    detail: Annotated[bool, option(OUTPUT, "Show for each tensor how its errors are distributed and where the "
+        "largest one is.", "--detail", "-v")] = False
     quiet: Quiet = False
     out: Out = None
     resume: Resume = False
     force: Force = False
     csv: Csv = True
-    save_baseline: Annotated[
-        Text, option(OUTPUT, "Save the run under a name, for `swiglu-bench compare NAME`.", metavar="NAME")
-    ] = None
+    save_baseline: Annotated[Text, option(OUTPUT, "Save the run under a name, for `swiglu-bench compare NAME`.",
+        metavar="NAME")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(SweepOptions):
     """The options of `verify`."""
 
-    sanitize: Annotated[
-        Text,
-        option(HOW, "Call each implementation once under NVIDIA's compute-sanitizer instead: memcheck, racecheck, "
-               "initcheck or synccheck.", metavar="TOOL"),
-    ] = None  # fmt: skip
+    sanitize: Annotated[Text, option(HOW, "Call each implementation once under NVIDIA's compute-sanitizer instead: "
+        "memcheck, racecheck, initcheck or synccheck.", metavar="TOOL")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(SweepOptions):
     """The options of `forward`, `backward` and `step`."""
 
-    workload: Annotated[
-        Path | None,
-        option(WHAT, "JSON or CSV of token counts with weights, such as those a server saw: they are timed and "
-               "combined into one figure per implementation."),
-    ] = None  # fmt: skip
-    baseline: Annotated[
-        str | None,
-        option(HOW, "The implementation that ratios are relative to. \\[default: eager; for experts, grouped]",
-               autocompletion=complete_implementations, show_default=False),
-    ] = None  # fmt: skip
+    workload: Annotated[Path | None, option(WHAT, "JSON or CSV of token counts with weights, such as those a server "
+        "saw: they are timed and combined into one figure per implementation.")] = None
+    baseline: Annotated[Text, option(HOW, "The implementation that ratios are relative to. \\[default: eager; for "
+        "experts, grouped]", autocompletion=complete_implementations, show_default=False)] = None
     budget: Budget = 20.0
-    rounds: Annotated[
-        int | None, option(HOW, "Run exactly this many rounds. \\[default: until ratios are known to 0.5%]", min=2)
-    ] = None
+    rounds: Annotated[int | None, option(HOW, "Run exactly this many rounds. \\[default: until ratios are known to "
+        "0.5%]", min=2)] = None
     warmup: Annotated[int, option(HOW, "Warm-up rounds, which are not kept.", min=0)] = 3
     l2: Annotated[str, option(HOW, "cold (flushed before each sample) or hot.")] = "cold"
-    regime: Annotated[
-        str,
-        option(HOW, "steady (no pause between samples, as in training) or rested (a pause before each sample, in which "
-               "the GPU cools)."),
-    ] = "steady"  # fmt: skip
-    layers: Annotated[
-        int,
-        option(HOW, "On a GPU, record N layers in one CUDA graph, each with weights and inputs of its own as in a "
-               "model; graph_us is the time of one of them.", min=1, max=64),
-    ] = 1  # fmt: skip
-    trace: Annotated[
-        bool, option(HOW, "After the rounds, write a trace of each contender's calls, which Perfetto opens.", "--trace")
-    ] = False
-    ncu: Annotated[
-        bool,
-        option(HOW, "After the rounds, read tensor-core use, DRAM and L2 bytes, and registers by Nsight Compute.",
-               "--ncu"),
-    ] = False  # fmt: skip
+    regime: Annotated[str, option(HOW, "steady (no pause between samples, as in training) or rested (a pause before "
+        "each sample, in which the GPU cools).")] = "steady"
+    layers: Annotated[int, option(HOW, "On a GPU, record N layers in one CUDA graph, each with weights and inputs of "
+        "its own as in a model; graph_us is the time of one of them.", min=1, max=64)] = 1
+    trace: Annotated[bool, option(HOW, "After the rounds, write a trace of each contender's calls, which Perfetto "
+        "opens.", "--trace")] = False
+    ncu: Annotated[bool, option(HOW, "After the rounds, read tensor-core use, DRAM and L2 bytes, and registers by "
+        "Nsight Compute.", "--ncu")] = False
     energy: Annotated[bool, option(HOW, "On a GPU, measure joules per call for 0.4 s a row.")] = True
     detail: TimeDetail = False
 
@@ -265,20 +202,74 @@ class AuditOptions:
 COMMANDS: dict[str, type[SweepOptions]] = {
     "forward": TimingOptions, "backward": TimingOptions, "step": TimingOptions, "memory": SweepOptions,
     "verify": VerifyOptions,
-}  # fmt: skip
+}
 """The commands that measure or check every implementation at every case."""
+# fmt: on
 
 
 def parameters(options: type, for_typer: bool) -> list[inspect.Parameter]:
     """The fields of an options class as parameters of a function; Typer wants their help texts, Python does not."""
     types, kind = typing.get_type_hints(options, include_extras=for_typer), inspect.Parameter.KEYWORD_ONLY
     fields = sorted(dataclasses.fields(options), key=lambda field: "wandb" in field.name)  # their panel is the last
-    return [
-        inspect.Parameter(field.name, kind, default=field.default, annotation=types[field.name]) for field in fields
-    ]
+    return [inspect.Parameter(each.name, kind, default=each.default, annotation=types[each.name]) for each in fields]
 
 
 def given(options: Any) -> dict[str, Any]:
     """An options object as plain data for run.json."""
     found = dataclasses.asdict(options)
     return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
+
+
+# From options to commands that Typer understands, whose --help leaves rare options to --help-all
+
+
+class Command(TyperCommand):
+    """A command whose rare options are shown by --help-all only, if it has that."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        short = any(option.name == "help_all" for option in self.params) and not ctx.params.get("help_all")
+        for option in self.params:
+            setattr(option, "hidden", short and option.name in RARE)  # noqa: B010 -- mypy: only options have it
+        super().format_help(ctx, formatter)
+
+
+def _help_all(context: Context, wanted: bool) -> None:
+    if wanted:
+        context.params["help_all"] = True
+        echo(context.get_help())
+        raise Exit
+
+
+HELP_ALL = inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[
+    bool, Option("--help-all", help="Show rare options, too.", callback=_help_all, is_eager=True)])  # fmt: skip
+
+
+def folding(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with --help-all, if it has rare options."""
+    shown = list(inspect.signature(command, eval_str=True).parameters.values())
+    if not any(parameter.name in RARE for parameter in shown):
+        return command
+
+    @functools.wraps(command)
+    def folded(help_all: bool = False, **values: Any) -> None:
+        command(**values)
+
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
+    setattr(folded, "__signature__", inspect.Signature([*named, HELP_ALL]))  # noqa: B010 -- mypy knows no such attribute
+    return folded
+
+
+def command_of(options: type, call: Callable[..., None], help: str | None = None) -> Callable[..., None]:
+    """A command of `call`: an option for each field of `options`, its first argument, and each further parameter."""
+    _, *own = inspect.signature(call, eval_str=True).parameters.values()
+    further = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+    def command(**values: Any) -> None:
+        others = {parameter.name: values.pop(parameter.name) for parameter in further}
+        call(options(**values), **others)
+
+    signature = inspect.Signature([*parameters(options, for_typer=True), *further])
+    setattr(command, "__signature__", signature)  # noqa: B010 -- mypy knows no such attribute
+    command.__doc__ = help or call.__doc__
+    return command

@@ -1,25 +1,40 @@
-"""Where the rows of a sweep go besides the screen: opened before any work starts, closed however it ends."""
+"""Where the rows of a sweep go besides the screen, opened before any work starts; and which are there already.
+
+A case is finished when every chosen implementation has its row, all of one run and each with the fingerprint it would
+get now, of all that determines it. Ratios are within a run, so a case is run again as a whole or not at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.machine import locks
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.machine import locks, sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.options import AuditOptions, SweepOptions, WandbOptions, given
 from swiglu_bench.request import Request, Say, split
 from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.figures import cell
+from swiglu_bench.rows.finished_run import verb
+from swiglu_bench.rows.record import Record
 from swiglu_bench.show import Writer
 from swiglu_bench.show.text import CsvFile
+from swiglu_bench.version import __version__
+from swiglu_bench.worker.policy import Settings
 
 if TYPE_CHECKING:
     from swiglu_bench.show.wandb_run import WandbRun
@@ -83,43 +98,29 @@ def wandb_run(
     from swiglu_bench.show.wandb_run import WandbRun
 
     return WandbRun(
-        project=options.wandb_project,
-        config=run,
-        name=f"{command} {slug}",
-        tags=list(dict.fromkeys([command, slug, *split(options.wandb_tags)])),
-        group=options.wandb_group or command,
-        entity=options.wandb_entity,
-        run_id=options.wandb_id,
-        folder=folder,
-        warn=warn,
-    )
+        project=options.wandb_project, config=run, name=f"{command} {slug}", group=options.wandb_group or command,
+        tags=list(dict.fromkeys([command, slug, *split(options.wandb_tags)])), entity=options.wandb_entity,
+        run_id=options.wandb_id, folder=folder, warn=warn,
+    )  # fmt: skip
 
 
 def about(request: Request, this: Machine) -> dict[str, Any]:
     """The content of run.json: the command, its options, the settings that follow from them, the machine."""
     settings = request.settings
+    how = {
+        "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
+        "l2": "cold" if settings.cold_l2 else "hot", "energy": settings.energy, "layers": settings.layers,
+        **dataclasses.asdict(settings.rule),
+    }  # fmt: skip
     return {
-        "command": settings.command,
-        "run_id": settings.run_id,
-        "options": given(request.options),
-        "settings": {
-            "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
-            "l2": "cold" if settings.cold_l2 else "hot",
-            "energy": settings.energy,
-            "layers": settings.layers,
-            **dataclasses.asdict(settings.rule),
-        },
-        "machine": this.as_dict(),
-        **({"workload": request.workload} if request.workload else {}),
-    }
+        "command": settings.command, "run_id": settings.run_id, "options": given(request.options), "settings": how,
+        "machine": this.as_dict(), **({"workload": request.workload} if request.workload else {}),
+    }  # fmt: skip
 
 
 @contextlib.contextmanager
 def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
-    """A folder for what implementations print, in the run's folder or a temporary one; empty files are removed.
-
-    A temporary folder is kept only if it is `wanted` in the end, because rows name it.
-    """
+    """A folder for what implementations print; a temporary one stays if it is `wanted` in the end: rows name it."""
     place = folder / "logs" if folder else Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
     run_folder.create_folder(place)
     try:
@@ -148,3 +149,106 @@ def default_folder(this: Machine, name: str, moment: str) -> Path:
     digits = moment.replace("-", "").replace(":", "")
     date, clock = digits[:8], digits[9:15]
     return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{name}"
+
+
+# Which cases are finished
+
+CASE = ("shape", "hidden", "intermediate", "experts", "top_k", "tokens", "dtype", "scope", "mode", "seed")
+"""The columns that say which case a row is of."""
+
+IRRELEVANT = {"command", "run_id", "detail", "folder"}
+"""The settings that do not change a figure."""
+
+CaseKey = tuple[str, ...]
+
+
+def key_of_case(case: Case) -> CaseKey:
+    """The case as its rows name it."""
+    shape, experts = case.shape, case.shape.experts
+    mixture = (experts.count, experts.top_k) if experts else (None, None)
+    sizes = (case.name, shape.hidden, shape.intermediate, *mixture)
+    values = (*sizes, case.tokens, case.dtype, case.scope, case.mode, case.seed)
+    return tuple(map(cell, values))
+
+
+def key_of_row(row: Record | Mapping[str, str]) -> CaseKey:
+    """The case that a row is of."""
+    return tuple(cell(row.get(name) if isinstance(row, Mapping) else getattr(row, name)) for name in CASE)
+
+
+class Fingerprints:
+    """Hashes of what made each row: sources, versions, machine, settings and the case."""
+
+    def __init__(self, implementations: Sequence[Implementation], settings: Settings, this: Machine) -> None:
+        self._common = {
+            "sources": sources.code(),
+            "version": __version__,
+            "tuned tiles": this.tuned_tiles,
+            "machine": {name: getattr(this, name) for name in sources.MACHINE},
+            "settings": {name: value for name, value in dataclasses.asdict(settings).items() if name not in IRRELEVANT},
+        }
+        self.names = [known.name for known in implementations]
+        of_file = {known.name: sources.of_file(Path(known.file)) if known.file else "" for known in implementations}
+        self._own = {
+            known.name: {"name": known.name, "source": of_file[known.name], "versions": _versions(known)}
+            for known in implementations
+        }
+
+    def of(self, case: CaseKey, implementation: str) -> str:
+        """16 hexadecimal digits for the row of an implementation at a case."""
+        made_of = {**self._common, "implementation": self._own[implementation], "case": case}
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+class Remaining:
+    """Which cases a sweep still has to run, given the rows that earlier sweeps left in its folder."""
+
+    def __init__(
+        self, cases: Sequence[Case], fingerprints: Fingerprints, command: str, rows: Iterable[Mapping[str, str]] = ()
+    ) -> None:
+        self._fingerprints = fingerprints
+        self._verb = verb(command)
+        self._earlier: dict[CaseKey, dict[str, Mapping[str, str]]] = {}
+        for row in rows:
+            if verb(row["command"]) == self._verb:
+                self._earlier.setdefault(key_of_row(row), {})[row["implementation"]] = row
+        keys = [(case, key_of_case(case)) for case in cases]
+        finished = {key for _, key in keys if self._finished(key)}
+        self.todo = [case for case, key in keys if key not in finished]
+        self.kept = [row for _, key in keys if key in finished for row in self._kept(key)]
+        """The rows of finished cases."""
+
+    def _kept(self, case: CaseKey) -> list[Mapping[str, str]]:
+        """The rows that the chosen implementations have; an empty one where there is none."""
+        return [self._earlier.get(case, {}).get(cell(name), {}) for name in self._fingerprints.names]
+
+    def _finished(self, case: CaseKey) -> bool:
+        rows = self._kept(case)
+        wanted = [self._fingerprints.of(case, name) for name in self._fingerprints.names]
+        return [row.get("fingerprint") for row in rows] == wanted and len({row["run_id"] for row in rows}) == 1
+
+    def stamp(self, record: Record) -> None:
+        """Enter the fingerprint of a record."""
+        record.fingerprint = self._fingerprints.of(key_of_row(record), record.implementation)
+
+    def replaced_by(self, record: Record) -> Callable[[Mapping[str, str]], bool] | None:
+        """Which rows of the folder the record's case replaces; None where there are none, or they were named before."""
+        case = key_of_row(record)
+        if not self._earlier.pop(case, None):
+            return None
+        names = {cell(name) for name in self._fingerprints.names}
+        return lambda row: (
+            key_of_row(row) == case and row["implementation"] in names and verb(row["command"]) == self._verb
+        )
+
+
+def _versions(implementation: Implementation) -> dict[str, str]:
+    modules = {name.partition(".")[0] for name in (implementation.package, implementation.source)}
+    names = {name for module in modules for name in _distributions().get(module, [])}
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Which distributions a module belongs to: the search through all that are installed takes half a second."""
+    return importlib.metadata.packages_distributions()

@@ -86,10 +86,7 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 
 
 def _measured(command: str, implementation: str | Implementation, options: dict[str, Any]) -> Results:
-    """The rows of one implementation; fails for any that is wrong, and for bad input.
-
-    Where none is right the test is skipped; a row that is neither right nor wrong is a warning.
-    """
+    """The rows of one implementation. Fails for a wrong one and for bad input, skips where none is right."""
     from swiglu_bench.api import run
     from swiglu_bench.cases.errors import BadInput
     from swiglu_bench.rows.record import Status
@@ -117,7 +114,6 @@ def _measured(command: str, implementation: str | Implementation, options: dict[
 
 
 def _address(implementation: str | Implementation) -> str:
-    """What `--impl` finds it by."""
     if isinstance(implementation, str):
         return implementation
     own = implementation.source.startswith("swiglu_bench.")

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
     from swiglu_bench.cases.files import Workload
     from swiglu_bench.cases.implementation import Implementation
-    from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.worker.places import Places
-    from swiglu_bench.worker.settings import Settings
+    from swiglu_bench.worker.policy import Settings
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
@@ -53,6 +52,9 @@ REGIMES = {"steady": 0.0, "rested": 0.05}
 """Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
+
+QUANTISED = (Scope.GLU, Scope.MLP, Scope.EXPERTS)
+"""The scopes that --precision is for."""
 
 Load = Callable[[str], "Implementation"]
 Say = Callable[[str], object]
@@ -90,19 +92,21 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     timing = options if isinstance(options, TimingOptions) else None
-    workload = _workload_of(timing) if timing else {}
+    workload: Workload = {}
+    if timing and timing.workload is not None:
+        from swiglu_bench.cases.files import load_workload
+
+        if timing.tokens is not None:
+            raise BadInput("--workload and --tokens were given together; give one of them.")
+        workload = load_workload(timing.workload)
     with _places_of(options, command == "verify", say) as places:
         device = places.device
         cases = _cases_of(command, options, device.type, list(workload) or None)
         if timing:
             text.check("--l2", timing.l2, "cold", "hot")
             text.check("--regime", timing.regime, *REGIMES)
-            check_profilers(timing, device)
-            if timing.layers > 1 and (device.type != "cuda" or command == "backward"):
-                where = "this runs on a CPU" if device.type != "cuda" else "a backward alone is not recorded"
-                raise BadInput(f"--layers records CUDA graphs, and {where}; leave it out.")
-        sanitizer = _sanitizer_of(options, device)
-        settings = _settings_of(command, options, device, line, sanitizer)
+            _check_timing(timing, command, device)
+        settings = _settings_of(command, options, device, line)
         beside = {settings.baseline_of(case) for case in cases} if timing else ()
         chosen = implementations_of(options, {case.scope for case in cases}, beside)
         if not options.impl:
@@ -113,62 +117,31 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         yield Request(command, options, settings, cases, chosen, places, workload)
 
 
-def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
-    """The tool that --sanitize names, or ""."""
-    if not isinstance(options, VerifyOptions) or options.sanitize is None:
-        return ""
-    from swiglu_bench.worker import one_call
-
-    text.check("--sanitize", options.sanitize, *one_call.TOOLS)
-    for name in ("gpus", "ray", "in_process", "detail"):
-        if getattr(options, name):
-            raise BadInput(f"--sanitize does not use --{name.replace('_', '-')}; leave one of them out.")
-    one_call.check(options.sanitize, device)
-    return options.sanitize
-
-
-def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str, sanitizer: str) -> Settings:
+def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str) -> Settings:
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.worker.settings import Settings, Task
+    from swiglu_bench.worker.policy import Settings, Task
 
-    timing = options if isinstance(options, TimingOptions) else None
+    timed = isinstance(options, TimingOptions)
+    timing = options if isinstance(options, TimingOptions) else TimingOptions(baseline="", budget=0.0, energy=False)
+    rule = Rule(warmup_rounds=timing.warmup, budget_s=timing.budget, rest_s=REGIMES[timing.regime])
+    if timing.rounds is not None:
+        rule = dataclasses.replace(rule, min_rounds=timing.rounds, max_rounds=timing.rounds, min_s=0.0)
+    sanitizer = isinstance(options, VerifyOptions) and options.sanitize
+    if sanitizer:
+        from swiglu_bench.worker import one_call
+
+        text.check("--sanitize", sanitizer, *one_call.TOOLS)
+        for name in ("gpus", "ray", "in_process", "detail"):
+            if getattr(options, name):
+                raise BadInput(f"--sanitize does not use --{name.replace('_', '-')}; leave one of them out.")
+        one_call.check(sanitizer, device)
     return Settings(
-        task=Task.TIME if timing else Task(command),
-        device=device,
-        command=line,
-        run_id=machine.run_id(machine.now()),
-        baseline=timing.baseline if timing else "",
-        rule=_rule_of(timing) if timing else Rule(budget_s=0.0),
-        cold_l2=not timing or timing.l2 == "cold",
-        layers=timing.layers if timing else 1,
-        energy=timing is not None and timing.energy,
-        detail=options.detail,
-        interpreter=command == "verify" and device.type == "cpu",
-        trace=timing is not None and timing.trace,
-        ncu=timing is not None and timing.ncu,
-        sanitizer=sanitizer,
-    )
-
-
-def _rule_of(options: TimingOptions) -> Rule:
-    from swiglu_bench.measure.rounds import Rule
-
-    rule = Rule(warmup_rounds=options.warmup, budget_s=options.budget, rest_s=REGIMES[options.regime])
-    if options.rounds is None:
-        return rule
-    return dataclasses.replace(rule, min_rounds=options.rounds, max_rounds=options.rounds, min_s=0.0)
-
-
-def _workload_of(options: TimingOptions) -> Workload:
-    """The recorded workload that the options name; empty without one."""
-    if options.workload is None:
-        return {}
-    if options.tokens is not None:
-        raise BadInput("--workload and --tokens were given together; give one of them.")
-    from swiglu_bench.cases.files import load_workload
-
-    return load_workload(options.workload)
+        Task.TIME if timed else Task(command), device, line, machine.run_id(machine.now()), timing.baseline, rule,
+        cold_l2=timing.l2 == "cold", layers=timing.layers, energy=timing.energy, detail=options.detail,
+        interpreter=command == "verify" and device.type == "cpu", trace=timing.trace, ncu=timing.ncu,
+        sanitizer=sanitizer or "",
+    )  # fmt: skip
 
 
 def find_device(name: str | None, interpret: bool) -> torch.device:
@@ -183,37 +156,31 @@ def find_device(name: str | None, interpret: bool) -> torch.device:
 
 @contextmanager
 def _places_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Places]:
-    """One device, or the places that `--gpus` or `--ray` names, until the command ends."""
     gpus, address = options.gpus, options.ray
-    if gpus is None and address is None:
-        device = find_device(options.device, interpret)
-        from swiglu_bench.worker.places import OneDevice
-
-        with closing(OneDevice(device, say, options.in_process)) as one_device:
-            yield one_device
-        return
-    if gpus is not None and address is not None:
-        raise BadInput("--gpus and --ray were given together; give one of them.")
-    if options.in_process:
-        raise BadInput(f"{'--ray' if gpus is None else '--gpus'} needs child processes; leave --in-process out.")
     places: Places
+    for name, given in (("--ray", address), ("--device", options.device)):
+        if gpus is not None and given is not None:
+            raise BadInput(f"--gpus and {name} were given together; give one of them.")
+    if options.in_process and (gpus or address) is not None:
+        raise BadInput(f"{'--ray' if gpus is None else '--gpus'} needs child processes; leave --in-process out.")
     if gpus is not None:
-        if options.device is not None:
-            raise BadInput("--gpus and --device were given together; give one of them.")
         from swiglu_bench.worker import places as where
 
         places = where.SeveralGpus(where.gpus(gpus), say)
-    else:
+    elif address is not None:
         from swiglu_bench.worker.ray_cluster import RayCluster
 
-        environment = {"TRITON_INTERPRET": "1"} if interpret else {}
-        places = RayCluster(str(address), options.device, say, environment)
+        places = RayCluster(address, options.device, say, {"TRITON_INTERPRET": "1"} if interpret else {})
+    else:
+        device = find_device(options.device, interpret)
+        from swiglu_bench.worker.places import OneDevice  # which imports Triton
+
+        places = OneDevice(device, say, options.in_process)
     with closing(places):
         yield places
 
 
 def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Sequence[int] | None) -> list[Case]:
-    """The cases that a measuring command visits, with its defaults where an option was not given."""
     from swiglu_bench.cases.shapes import load_shapes, split_over, with_tokens
 
     on_gpu = device_type == "cuda"
@@ -223,7 +190,9 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
     precisions = [Precision.UNQUANTISED]
     if options.precision is not None:
-        precisions, names, scopes, dtypes = _precisions_of(options, names, scopes)
+        precisions, dtypes = parse_precisions(options.precision), "bf16"
+        _check_precision(options)
+        scopes = ",".join(scope for scope in scopes.split(",") if scope in QUANTISED)
     if options.scope is not None and command != "verify":
         names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
     shapes = load_shapes(options.shapes if options.shapes is not None else names, options.seed)
@@ -255,14 +224,13 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
     return [case for case in cases if case not in unfit]
 
 
-def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list[Precision], str, str, str]:
-    """What --precision asks for, and a command's default shapes, scopes and dtypes with it."""
-    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp", "experts"]
+def _check_precision(options: SweepOptions) -> None:
     if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
         raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
-    if options.scope is not None and (others := [scope for scope in split([options.scope]) if scope not in own]):
-        raise BadInput(f"--precision is for the scopes {', '.join(own)}, and --scope names {others[0]}; leave it out.")
-    return precisions, names, ",".join(scope for scope in scopes.split(",") if scope in own), "bf16"
+    others = [scope for scope in split([options.scope or ""]) if scope not in QUANTISED]
+    if others:
+        told = ", ".join(QUANTISED)
+        raise BadInput(f"--precision is for the scopes {told}, and --scope names {others[0]}; leave it out.")
 
 
 def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
@@ -270,7 +238,6 @@ def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
 
 
 def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
-    """Raise BadInput for a scope that fits none of the shapes, and for a shape that none of the scopes fits."""
     for shape in shapes:
         if not _fitting(scopes, shape):
             kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
@@ -283,14 +250,12 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
 
 def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
     """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
-    routings = [RoutingKind(text.check("--routing", name.strip(), *RoutingKind)) for name in names.split(",")]
+    routings = dict.fromkeys(
+        RoutingKind(text.check("--routing", name.strip(), *RoutingKind)) for name in names.split(",")
+    )
     if not any(shape.experts for shape in shapes):
         raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
-    return [
-        routed
-        for shape in shapes
-        for routed in (map(shape.routed, dict.fromkeys(routings)) if shape.experts else [shape])
-    ]
+    return [routed for shape in shapes for routed in (map(shape.routed, routings) if shape.experts else [shape])]
 
 
 def scopes_of(names: str) -> list[Scope]:
@@ -305,8 +270,8 @@ def loader(timeout_s: float | None) -> Load:
 
         return load
 
-    def declare(address: str) -> Implementation:
-        from swiglu_bench.worker import court  # a long import, and most commands name no such implementation
+    def declare(address: str) -> Implementation:  # whose import is long, and most commands name no such implementation
+        from swiglu_bench.worker import court
 
         return court.declare(address, timeout_s)
 
@@ -332,11 +297,9 @@ def implementations_of(
     known = catalogue(load)
     comparing = not isinstance(options, VerifyOptions | AuditOptions)
     unasked = {
-        implementation.name
-        for implementation in known
-        if not implementation.on_request
-        and {*scopes} & (implementation.scopes - (implementation.variant if comparing else set()))
-    }
+        each.name for each in known
+        if not each.on_request and {*scopes} & (each.scopes - (each.variant if comparing else set()))
+    }  # fmt: skip
     chosen = select(known, wanted, unwanted, load, unasked)
     names = [implementation.name for implementation in known]
     for baseline in sorted(set(baselines) - {implementation.name for implementation in chosen}):
@@ -358,10 +321,7 @@ def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> froze
 
 
 def split(values: Sequence[str] | None, option: str = "") -> list[str]:
-    """The parts of options that may be repeated and hold commas.
-
-    Raises BadInput for an `option` that was given and has none: it would choose as if it had not been given.
-    """
+    """The parts of options that may be repeated and hold commas; raises BadInput for an `option` given without one."""
     parts = [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
     if option and values and not parts:
         raise BadInput(f"{option} was given without a name; give one, or leave the option out.")
@@ -377,8 +337,7 @@ def check_wandb(options: WandbOptions) -> None:
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
 
 
-def check_profilers(options: TimingOptions, device: torch.device) -> None:
-    """Raise BadInput where a trace or counters cannot be had."""
+def _check_timing(options: TimingOptions, command: str, device: torch.device) -> None:
     if options.trace and not options.csv:
         raise BadInput("--trace writes files, and none are written; give --out, not --no-csv.")
     if (options.trace or options.ncu) and options.ray is not None:
@@ -389,6 +348,9 @@ def check_profilers(options: TimingOptions, device: torch.device) -> None:
         raise BadInput("--ncu reads the counters of an NVIDIA GPU, and this runs on a CPU; leave it out.")
     if options.ncu and not shutil.which("ncu"):
         raise BadInput("--ncu: there is no ncu on the PATH; install NVIDIA Nsight Compute, or leave it out.")
+    if options.layers > 1 and (device.type != "cuda" or command == "backward"):
+        where = "this runs on a CPU" if device.type != "cuda" else "a backward alone is not recorded"
+        raise BadInput(f"--layers records CUDA graphs, and {where}; leave it out.")
 
 
 say_on_stderr = partial(typer.echo, err=True)

@@ -61,7 +61,7 @@ def test_a_right_kernel_passes_a_wrong_one_fails_and_one_that_cannot_run_is_skip
     done.assert_outcomes(passed=3, failed=2, skipped=1, warnings=1)
     done.stdout.fnmatch_lines(["*24x40 32 tokens float32 glu: incorrect: *relative error*"])
     done.stdout.fnmatch_lines(["*mine.py has no implementation 'mnie'*", "*24x40 32 tokens float32 mlp: skipped: *"])
-    done.stdout.no_fnmatch_line("*processes/child.py*")
+    done.stdout.no_fnmatch_line("*worker/child.py*")
 
 
 def test_a_benchmark_saves_a_baseline_and_is_held_against_it(project: pytest.Pytester) -> None:

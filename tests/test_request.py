@@ -2,24 +2,37 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from specimens import result_or_complaint
 
 from swiglu_bench import request
-from swiglu_bench.cases.cases import Case, Scope
+from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.options import SweepOptions, TimingOptions, VerifyOptions
-from swiglu_bench.request import REGIMES, requested
-from swiglu_bench.worker.settings import Task
+from swiglu_bench.request import REGIMES, Request, requested
+from swiglu_bench.worker.policy import Task
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def asked(command: str = "forward", options: SweepOptions | None = None, **more: Any) -> Request:
+    with requested(command, options or TimingOptions(**more), Console(), "swiglu-bench x") as found:
+        return found
+
 
 names = st.sampled_from([one.name for one in CATALOGUE])
 patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[!x]*", "?", "a.py:b", ".py:", ","]))
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
 def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
     options = SweepOptions(impl=wanted, skip_impl=unwanted, in_process=True)
@@ -38,20 +51,16 @@ def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: l
         ("forward", TimingOptions(), {"task": Task.TIME, "cold_l2": True, "energy": True, "rule": Rule(budget_s=20.0)}),
         ("backward", TimingOptions(l2="hot", energy=False), {"cold_l2": False, "energy": False}),
         ("step", TimingOptions(regime="rested", budget=3.0), {"rule": Rule(budget_s=3.0, rest_s=REGIMES["rested"])}),
+        ("step", TimingOptions(rounds=4), {"rule": Rule(budget_s=20.0, min_rounds=4, max_rounds=4, min_s=0.0)}),
         ("step", TimingOptions(baseline="compile"), {"baseline": "compile", "interpreter": False}),
-        ("memory", SweepOptions(), {"task": Task.MEMORY, "baseline": "", "energy": False, "cold_l2": True}),
+        ("memory", SweepOptions(), {"task": Task.MEMORY, "baseline": "", "energy": False, "rule": Rule(budget_s=0.0)}),
         ("verify", SweepOptions(detail=True), {"task": Task.VERIFY, "interpreter": True, "detail": True}),
     ],
 )
-def test_settings_follow_from_the_options(
-    monkeypatch: pytest.MonkeyPatch, command: str, options: SweepOptions, wanted: dict[str, Any]
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with requested(command, options, Console(), "swiglu-bench x") as asked:
-        found = {name: getattr(asked.settings, name) for name in wanted}
-    assert found == wanted
-    assert (asked.command, asked.settings.command, asked.settings.device.type) == (command, "swiglu-bench x", "cpu")
+def test_settings_follow_from_the_options(command: str, options: SweepOptions, wanted: dict[str, Any]) -> None:
+    found = asked(command, options)
+    assert {name: getattr(found.settings, name) for name in wanted} == wanted
+    assert (found.command, found.settings.command, found.settings.device.type) == (command, "swiglu-bench x", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -64,116 +73,70 @@ def test_settings_follow_from_the_options(
     ],
 )
 def test_experts_are_compared_with_grouped_unless_the_options_say_otherwise(
-    monkeypatch: pytest.MonkeyPatch, shapes: str, more: dict[str, Any], names: list[str]
+    shapes: str, more: dict[str, Any], names: list[str]
 ) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    options = TimingOptions(shapes=shapes, impl=["batched"], in_process=True, **more)
-    with requested("step", options, Console(), "swiglu-bench x") as asked:
-        assert [one.name for one in asked.implementations] == names
-        assert asked.settings.baseline_of(asked.cases[-1]) == more.get("baseline", "grouped")
+    found = asked("step", shapes=shapes, impl=["batched"], in_process=True, **more)
+    assert [known.name for known in found.implementations] == names
+    assert found.settings.baseline_of(found.cases[-1]) == more.get("baseline", "grouped")
 
 
-@pytest.mark.parametrize("command", ["forward", "verify"])
-def test_random_layers_have_token_counts_of_their_own(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    def counts(**more: Any) -> list[int]:
-        options = VerifyOptions if command == "verify" else TimingOptions
-        given = {"shapes": "random:3", "seed": 1, "scope": "glu", "dtype": "fp32"} | more
-        with requested(command, options(**given), Console(), "swiglu-bench x") as asked:
-            return [case.tokens for case in asked.cases]
-
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert counts() == [1655, 78, 2]
-    assert counts(tokens="4") == [4, 4, 4]
-    assert counts(shapes="random:1,smoke")[0] == 1655
+def test_layers_are_those_of_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command, device in (("forward", "cpu"), ("backward", "cuda")):
+        monkeypatch.setattr(request, "find_device", lambda *_, device=device: torch.device(device))
+        with pytest.raises(BadInput, match=r"^--layers records CUDA graphs, and (this|a backward) .*; leave it out\.$"):
+            asked(command, layers=4)
+    assert asked(layers=4).settings.layers == 4
 
 
-@pytest.mark.parametrize("command", ["forward", "backward"])
-def test_layers_are_those_of_a_cuda_graph(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    device = torch.device("cuda" if command == "backward" else "cpu")
-    monkeypatch.setattr(request, "find_device", lambda name, interpret: device)
-    with (
-        pytest.raises(BadInput, match=r"^--layers records CUDA graphs, and (this|a backward) .*; leave it out\.$"),
-        requested(command, TimingOptions(layers=4), Console(), "swiglu-bench x"),
-    ):
-        pass
-    monkeypatch.setattr(request, "find_device", lambda name, interpret: torch.device("cuda"))
-    with requested("forward", TimingOptions(layers=4), Console(), "swiglu-bench x") as asked:
-        assert asked.settings.layers == 4
-
-
-def cases(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Case]:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with requested("forward", TimingOptions(**options), Console(), "swiglu-bench x") as asked:
-        return list(asked.cases)
-
-
-def test_the_scope_of_experts_follows_from_the_shape_and_the_routing_is_part_of_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_scope_of_experts_follows_from_the_shape_and_the_routing_is_part_of_its_name() -> None:
     def found(**options: Any) -> list[tuple[str, Scope]]:
-        return [(case.shape.name, case.scope) for case in cases(monkeypatch, tokens="5", **options)]
+        return [(case.shape.name, case.scope) for case in asked(tokens="5", **options).cases]
 
     experts, glu = Scope.EXPERTS, Scope.GLU
     assert found() == [("smoke", glu)]
     assert found(shapes="smoke,smoke-experts") == [("smoke", glu), ("smoke-experts", experts)]
-    assert found(scope="experts") == [("smoke-experts", experts)]
     assert found(scope="experts,mlp") == [("smoke", Scope.MLP), ("smoke-experts", experts)]
     routed = found(shapes="smoke,smoke-experts", routing="zipf,uniform")
     assert routed == [("smoke", glu), ("smoke-experts@zipf", experts), ("smoke-experts", experts)]
+    assert [case.tokens for case in asked(shapes="random:3", seed=1).cases] == [1655, 78, 2], "of their own"
 
 
 @pytest.mark.parametrize(
-    ("options", "names"),
+    ("options", "words"),
     [
         ({"routing": "zipf"}, ["--routing", "smoke"]),
         ({"shapes": "smoke-experts", "routing": "zip"}, ["--routing", "'zip'", "zipf"]),
-        ({"shapes": "smoke-experts", "routing": ""}, ["--routing", "uniform"]),
         ({"shapes": "smoke-experts", "scope": "glu"}, ["--scope glu", "smoke-experts"]),
         ({"shapes": "smoke", "scope": "experts"}, ["--scope experts", "smoke has no experts"]),
         ({"shapes": "smoke", "scope": "glu,experts"}, ["--scope experts"]),
-        (
-            {"shapes": "smoke,smoke-experts", "precision": "fp8-blockwise"},
-            ["fp8-blockwise", "smoke-experts", "rowwise"],
-        ),
+        ({"shapes": "smoke,smoke-experts", "precision": "fp8-blockwise"}, ["blockwise", "smoke-experts", "rowwise"]),
         ({"scope": "experts", "precision": "fp8-rowwise,fp8-tensorwise"}, ["--precision fp8-tensorwise", "dense"]),
         ({"scope": "activation", "precision": "fp8-rowwise"}, ["glu, mlp, experts", "activation"]),
     ],
 )
-def test_scopes_and_routings_that_do_not_fit_the_shapes(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], names: list[str]
-) -> None:
-    found = result_or_complaint(lambda: cases(monkeypatch, **options))
+def test_scopes_and_routings_that_do_not_fit_the_shapes(options: dict[str, str], words: list[str]) -> None:
+    found = result_or_complaint(lambda: asked(**options))
     assert isinstance(found, BadInput)
-    assert all(name in str(found) for name in names)
+    assert all(word in str(found) for word in words)
     assert str(found).endswith((".", "?"))
 
 
-def test_experts_have_the_precisions_that_grouped_products_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-
+def test_experts_have_the_precisions_that_grouped_products_are_made_for() -> None:
     def found(command: str, options: SweepOptions) -> set[tuple[str, str]]:
-        with requested(command, options, Console(), "swiglu-bench x") as asked:
-            return {(case.scope.value, case.precision.value) for case in asked.cases}
+        return {(case.scope.value, case.precision.value) for case in asked(command, options).cases}
 
     mixture = TimingOptions(shapes="smoke-experts", precision="bf16,fp8-rowwise")
     assert found("forward", mixture) == {("experts", ""), ("experts", "fp8-rowwise")}
     every = found("verify", VerifyOptions(precision="fp8-rowwise,fp8-blockwise"))
-    assert every == {(scope, "fp8-rowwise") for scope in ("glu", "mlp", "experts")} | {
-        (scope, "fp8-blockwise") for scope in ("glu", "mlp")
-    }
+    dense = {(scope, f"fp8-{kind}wise") for scope in ("glu", "mlp") for kind in ("row", "block")}
+    assert every == dense | {("experts", "fp8-rowwise")}
 
 
-def test_tables_of_a_dense_block_do_not_list_what_is_for_experts_and_the_other_way_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-
+def test_tables_of_a_dense_block_do_not_list_what_is_for_experts_and_the_other_way_round() -> None:
     def chosen(**options: Any) -> set[str]:
-        with requested("forward", TimingOptions(**options), Console(), "swiglu-bench x") as asked:
-            return {one.name for one in asked.implementations}
+        return {known.name for known in asked(**options).implementations}
 
     assert {"eager", "fused"} <= chosen()
-    assert {"eager", "fused-mlp-auto"} <= chosen(scope="mlp")
     assert max(len(chosen(scope=scope)) for scope in Scope) <= 9, "more than eight or nine cannot be read at once"
     assert "fused" not in chosen(scope="mlp")
     assert "fused-mlp-recompute" in chosen(scope="mlp", baseline="fused-mlp-recompute")

@@ -1,32 +1,93 @@
-"""The command line: all commands, and how it ends. Each command is in a file of its own or of its kind.
+"""The command line: all commands, and those that measure and check every implementation at every case.
 
 Nothing heavy is imported at the top of these files, so that `--help` and shell completion are instant.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cli import measure
 from swiglu_bench.cli.check import audit, inspect, selftest, tune
 from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, recommend, report, show
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
-from swiglu_bench.cli.options import Command, command_of, folding
 from swiglu_bench.cli.tp import tp
 from swiglu_bench.cli.train import train
-from swiglu_bench.options import AuditOptions
-from swiglu_bench.rows.csv_table import CutShort
+from swiglu_bench.options import COMMANDS, HOW, AuditOptions, Command, Form, SweepOptions, command_of, folding, option
+from swiglu_bench.rows.figures import CutShort
+from swiglu_bench.show import text
+from swiglu_bench.tasks.sweep import perform
 from swiglu_bench.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELP = {
+    "forward": """Time the forward pass (inference: nothing is kept for backward).
+
+    Example: swiglu-bench forward --shapes llama7b --tokens 1,128,8k""",
+    "backward": """Time the backward pass, each sample after a fresh forward pass that is not timed.
+
+    Example: swiglu-bench backward --shapes llama3-8b --scope mlp""",
+    "step": """Time forward and backward together, as in a training step.
+
+    Example: swiglu-bench step --shapes llama7b --baseline compile""",
+    "memory": """Measure what is saved for backward, the peak and the workspace, next to arithmetic predictions.
+
+    Example: swiglu-bench memory --shapes llama7b --log-wandb""",
+    "verify": """Check the output and every gradient against fp64, relative to eager's error. Exits 1 on any failure.
+    On a CPU the Triton kernels run through Triton's interpreter, on small shapes.
+
+    Example: swiglu-bench verify --impl 'fused*'""",
+}
+
+
+def measure(
+    command: str,
+    options: SweepOptions,
+    dry_run: Annotated[bool, option(HOW, "Print the cases and the memory they need, and stop.", "--dry-run")] = False,
+    form: Form = "table",
+) -> None:
+    """Run one of the five."""
+    text.check("--format", form, text.TABLE, *text.ROWS)
+    console = text.screen(form)
+    if dry_run:
+        _dry_run(command, options, console, form)
+    elif form == text.TABLE:
+        raise typer.Exit(perform(command, options, console, request.command_line())[0])
+    else:
+        from swiglu_bench.show.history import as_text
+
+        with contextlib.redirect_stdout(sys.stderr):  # what an implementation prints with --in-process
+            status, run = perform(command, options, console, request.command_line())
+        text.put(as_text(run, form))
+        raise typer.Exit(status)
+
+
+def _dry_run(command: str, options: SweepOptions, console: Console, form: str) -> None:
+    if options.ray is not None:
+        raise BadInput("--dry-run looks at this host only, and --ray at others; leave one of them out.")
+    from swiglu_bench.cli import listing
+    from swiglu_bench.machine.machine import free_memory_bytes
+
+    with request.requested(command, options, console, request.command_line()) as asked:
+        free_bytes = free_memory_bytes(asked.settings.device)
+        cases = listing.planned(asked.settings, asked.cases, free_bytes)
+        names = [known.name for known in asked.implementations]
+    listing.put_plan(form, command, cases, names, free_bytes)
+
 
 app = typer.Typer(
     help="Benchmark and validate implementations of SwiGLU, silu(x Wg) * (x Wu).",
@@ -37,7 +98,7 @@ app = typer.Typer(
 
 LOG = "SWIGLU_BENCH_LOG"
 """The variable that names the level of what is logged on stderr; `debug`: how long each phase of a case takes."""
-SWEEPS = measure.commands()
+SWEEPS = {name: command_of(COMMANDS[name], partial(measure, name), help) for name, help in HELP.items()}
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {**{name: SWEEPS[name] for name in ("forward", "backward", "step", "memory")}, "train": train, "tp": tp},
     "Check": {
@@ -61,7 +122,6 @@ _show_warning = warnings.showwarning
 
 
 def _tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """Python's warnings as they are, and the suite's own as all else that it says."""
     if issubclass(category, CutShort):
         typer.echo(f"Warning: {message}", err=True)
     else:

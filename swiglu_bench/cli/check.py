@@ -26,7 +26,6 @@ from swiglu_bench.cases.cases import Case, Mode, Precision, Scope, expand, parse
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
-from swiglu_bench.cli.options import command_of
 from swiglu_bench.options import (
     HOW,
     OUTPUT,
@@ -40,6 +39,7 @@ from swiglu_bench.options import (
     SkipImpl,
     Tokens,
     Wait,
+    command_of,
     complete_shapes,
     option,
 )

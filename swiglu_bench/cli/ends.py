@@ -68,7 +68,7 @@ def end(command: Callable[[], int]) -> NoReturn:
     """
     ctrl_c, (out, _) = _Interrupted(), (_open("stdout"), _open("stderr"))
     before, hook = signal.signal(signal.SIGINT, ctrl_c), sys.unraisablehook
-    sys.unraisablehook = _unless(ctrl_c, hook)
+    sys.unraisablehook = lambda given: None if ctrl_c.came else hook(given)
     try:
         status = command()
     except BaseException as error:
@@ -100,11 +100,3 @@ def _open(name: str) -> Outlet | None:
         line_buffering=stream.line_buffering, write_through=stream.write_through,
     ))  # fmt: skip
     return outlet
-
-
-def _unless(ctrl_c: _Interrupted, hook: Callable[..., object]) -> Callable[..., None]:
-    def shown(*given: object) -> None:
-        if not ctrl_c.came:
-            hook(*given)
-
-    return shown

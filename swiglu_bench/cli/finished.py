@@ -17,8 +17,7 @@ import typer
 from swiglu_bench import options, request
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cli.options import command_of
-from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, option
+from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, command_of, option
 from swiglu_bench.rows.record import unique
 from swiglu_bench.show import text
 
@@ -309,7 +308,7 @@ def report(
     _check_places(output, png, svg)
     from rich.console import Console
 
-    from swiglu_bench.rows import csv_table
+    from swiglu_bench.rows.figures import write_whole
     from swiglu_bench.show.console import Bar
     from swiglu_bench.show.sections import folders, load, only
 
@@ -329,7 +328,7 @@ def report(
 
             html = page(found, request.command_line(), bar.tell).encode("utf-8")
             with _writing("--output", output):
-                csv_table.write_whole(output, html)
+                write_whole(output, html)
             typer.echo(f"Report: {output}", err=err)
         if png:
             rows += _write_pictures(found, png, "png", dark, err, bar.tell)

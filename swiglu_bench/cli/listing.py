@@ -19,7 +19,7 @@ from swiglu_bench.show import text
 if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation
     from swiglu_bench.machine.machine import Machine
-    from swiglu_bench.worker.settings import Settings
+    from swiglu_bench.worker.policy import Settings
 
 DENSE = {Scope.ACTIVATION, Scope.GLU, Scope.MLP}
 FACTS = (

@@ -150,8 +150,8 @@ def noise(
     from swiglu_bench.show.console import Bar, Screen
     from swiglu_bench.tasks import noise as measuring
     from swiglu_bench.tasks.case import court_of
-    from swiglu_bench.worker.competitor import competitors
-    from swiglu_bench.worker.settings import Settings, Task
+    from swiglu_bench.worker.ahead import competitors
+    from swiglu_bench.worker.policy import Settings, Task
 
     chosen = machine.find_device(device)
     on_gpu = chosen.type == "cuda"

@@ -12,7 +12,6 @@ from swiglu_bench import request
 from swiglu_bench.cases.cases import Mode, Scope, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.cli.options import command_of
 from swiglu_bench.options import (
     HOW,
     WHAT,
@@ -29,6 +28,7 @@ from swiglu_bench.options import (
     Tokens,
     Wait,
     WandbOptions,
+    command_of,
     option,
 )
 from swiglu_bench.show import text
@@ -36,7 +36,7 @@ from swiglu_bench.show import text
 if TYPE_CHECKING:
     from swiglu_bench.machine.machine import Machine
     from swiglu_bench.tasks.tp.plan import SplitPlan
-    from swiglu_bench.worker.settings import Settings
+    from swiglu_bench.worker.policy import Settings
 
 DEFAULT = {
     Scope.MLP: ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto"),
@@ -154,7 +154,7 @@ def _asked(
     from swiglu_bench.machine import machine
     from swiglu_bench.tasks.tp.plan import SplitPlan, cases_of
     from swiglu_bench.tasks.tp.run import default_rule
-    from swiglu_bench.worker.settings import Settings, Task
+    from swiglu_bench.worker.policy import Settings, Task
 
     device = machine.find_device(options.device)
     if spot and device.type == "cuda":
@@ -206,8 +206,8 @@ def _put_plan(form: str, plan: SplitPlan, settings: Settings, sizes: list[int]) 
 
 def _check_affordable(options: TpOptions, plan: SplitPlan, settings: Settings, sizes: list[int], this: Machine) -> None:
     """Raise BadInput where the memory holds no case, or a CPU would take too long."""
-    from swiglu_bench.affordable import check_work
     from swiglu_bench.tasks.tp.run import too_large, work
+    from swiglu_bench.worker.policy import check_work
 
     large = [too_large(plan.cases, size, settings) for size in sizes]
     if all(len(found) == len(plan.cases) for found in large):

@@ -14,7 +14,6 @@ import typer
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Dtype, Precision, Scope, parse_dtypes, parse_precisions
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cli.options import command_of
 from swiglu_bench.options import (
     HOW,
     OUTPUT,
@@ -27,6 +26,7 @@ from swiglu_bench.options import (
     Text,
     Wait,
     WandbOptions,
+    command_of,
     option,
 )
 from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
@@ -198,8 +198,8 @@ class TrainingRun:
 
     def _check_affordable(self) -> None:
         """Raise BadInput for a model that the device's memory does not hold, or that would train for too long here."""
-        from swiglu_bench.affordable import check_work
         from swiglu_bench.machine import machine
+        from swiglu_bench.worker.policy import check_work
 
         experiment, free_bytes = self.experiment, machine.free_memory_bytes(self.experiment.device)
         plan = self.plan(free_bytes)

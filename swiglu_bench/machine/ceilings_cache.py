@@ -26,7 +26,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.measure.statistics import percentile
-from swiglu_bench.rows.csv_table import write_whole
+from swiglu_bench.rows.figures import write_whole
 
 FRESH = datetime.timedelta(days=1)
 ALIKE = 1.1

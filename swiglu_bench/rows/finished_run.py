@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 from swiglu_bench.cases.cases import Mode
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, ratio_interval, verdict
-from swiglu_bench.rows import csv_table, samples
+from swiglu_bench.rows.figures import typed
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, TensorCheck, unique
 from swiglu_bench.rows.run_folder import (
     CHECKS,
     RECORDS,
     SPLIT,
     SPLIT_SAMPLES,
+    attach,
     frame_of,
+    key_of,
     read_about,
     read_layout,
     records_file,
 )
+from swiglu_bench.rows.run_folder import beside as read_beside
 
 if TYPE_CHECKING:
     import pandas
@@ -183,10 +186,10 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     file = folder / SPLIT if split else records_file(path)
     records = read_layout(file, "tp" if split else "run")
     if beside and records:
-        samples.attach(records, file.parent)
-        checks = samples.beside(file.with_name(CHECKS), _check, LAYOUTS[records[0].kind].key)
+        attach(records, file.parent)
+        checks = read_beside(file.with_name(CHECKS), _check, LAYOUTS[records[0].kind].key)
         for record in records:
-            record.tensor_checks = tuple(checks.get(samples.key_of(record), ()))
+            record.tensor_checks = tuple(checks.get(key_of(record), ()))
     return FinishedRun(records, read_about(file.parent), file.parent)
 
 
@@ -212,7 +215,7 @@ def seeds_of(folder: Path) -> list[Record]:
         return []
     rows = read_layout(folder / SEEDS, "seeds")
     if rows:
-        samples.attach(rows, folder)
+        attach(rows, folder)
     return [row for row in rows if len(row.series.get("loss", ())) == row.steps]
 
 
@@ -261,7 +264,7 @@ def table_label(case: tuple[Any, ...]) -> str:
 def _check(row: dict[str, str]) -> TensorCheck:
     own = {name: value for name, value in row.items() if name not in LAYOUTS["run"].key and name != "worst_index"}
     place = row.get("worst_index", "").strip("()").split(",")
-    check = csv_table.typed(TensorCheck, own)
+    check = typed(TensorCheck, own)
     return dataclasses.replace(check, worst_index=tuple(int(part) for part in place if part.strip()))
 
 

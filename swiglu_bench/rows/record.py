@@ -572,7 +572,7 @@ OF_OK -= {"first_call_ms", "baseline", "comparable"}
 
 def row_of(kind: str, about: About, **columns: Any) -> Record:
     """A row of this kind from the columns of its file; `about` is run.json. Raises ValueError for unknown columns."""
-    return Record(**columns | MORE[kind](about, columns), kind=kind)
+    return Record(**columns | (MORE[kind](about, columns) if kind in MORE else {}), kind=kind)
 
 
 def _of_tp(about: About, columns: About) -> dict[str, Any]:
@@ -598,14 +598,6 @@ def _of_training(about: About, columns: About) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_audit(about: About, columns: About) -> dict[str, Any]:
-    return {"verdict": AuditVerdict(columns["verdict"])}
-
-
-MORE = {
-    "run": lambda about, columns: {},
-    "seeds": lambda about, columns: {},
-    "tp": _of_tp,
-    "training": _of_training,
-    "audit": _of_audit,
-}
+MORE: dict[str, Callable[[About, About], dict[str, Any]]] = {
+    "tp": _of_tp, "training": _of_training, "audit": lambda _, columns: {"verdict": AuditVerdict(columns["verdict"])},
+}  # fmt: skip

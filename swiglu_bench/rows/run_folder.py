@@ -1,6 +1,7 @@
 """The files of a run's folder: their names, how the folder is made, run.json, rows and samples read back.
 
-A file of rows has the columns of its layout. What these do not say follows from them and from run.json.
+A file of rows has the columns of its layout. What these do not say follows from them and from run.json. Their samples,
+a line per round, or per step of a training, are in a file beside them.
 
 A named baseline is a run that is kept to compare later ones with, under its name and what was run.
 """
@@ -8,22 +9,26 @@ A named baseline is a run that is kept to compare later ones with, under its nam
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
-from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.csv_table import reason
-from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, Record, row_of
+from swiglu_bench.rows.figures import Figure, cell, header, reason, texts, typed, write_whole
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, GpuState, Record, row_of
 
 if TYPE_CHECKING:
     import pandas
+
+Line = TypeVar("Line")
+Key = tuple[str, ...]
 
 RECORDS = LAYOUTS["run"].file
 SAMPLES = LAYOUTS["run"].samples
@@ -34,6 +39,28 @@ SPLIT, SPLIT_SAMPLES = LAYOUTS["tp"].file, LAYOUTS["tp"].samples
 """Of `tp`."""
 RUN = "run.json"
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool", bool | None: "boolean"}
+STATE = ("sm_mhz", "power_w", "temperature_c", "throttle")
+"""Of the GPU after the round."""
+PARTS = ("compute_ms", "comm_ms", "single_ms")
+OF_STEPS = ("loss", "learning_rate", "step_ms")
+OF_ROUNDS = {"run": ("time_ms", "twin_ms", *STATE), "tp": ("time_ms", "twin_ms", *PARTS), "seeds": OF_STEPS}
+"""What is known of each round or step, by kind of row."""
+SAMPLE_COLUMNS = {
+    kind: (*LAYOUTS[kind].key, "step" if kind == "seeds" else "round", *names) for kind, names in OF_ROUNDS.items()
+}
+SAMPLE_FIGURES = {
+    "round": Figure("number of the round, from 0; samples of two implementations in the same round form one ratio"),
+    "twin_ms": Figure("on the baseline's rows: the sample of the first additional baseline process (A/A)", "ms"),
+    "step": Figure("number of the step, from 0"),
+    "loss": Figure("mean over the batch", "nats", "lower"),
+    "learning_rate": Figure("learning rate of this step"),
+    "step_ms": Figure(
+        "wall-clock time until the loss is known, including compilation in the first step; contenders "
+        "ran one after another, so these times cannot be compared",
+        "ms",
+    ),
+}
+"""What rows do not have."""
 BASELINES = Path(".swiglu-bench") / "baselines"
 """Below the working directory, so that the baselines of a project stay with it."""
 
@@ -72,7 +99,7 @@ def write_run_file(folder: Path, run: dict[str, Any]) -> None:
     """Write run.json (command, settings, machine) whole or not at all; raises BadInput if it cannot be written."""
     document = json.dumps(run, indent=2, ensure_ascii=False, default=str) + "\n"
     try:
-        csv_table.write_whole(folder / RUN, document.encode("utf-8", errors="backslashreplace"))
+        write_whole(folder / RUN, document.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise BadInput(f"--out: {folder / RUN} cannot be written: {reason(error)}.") from None
 
@@ -108,32 +135,85 @@ def records_file(path: Path) -> Path:
 
 
 def read_rows(path: Path) -> list[Record]:
-    """Read a records.csv, given as the file or its folder; columns that an older version did not have are empty.
-
-    Raises BadInput for a file that is missing, not a records.csv, or of a newer schema.
-    """
+    """Read a records.csv, given as the file or its folder; raises BadInput where it is none, or of a newer schema."""
     return read_layout(records_file(path), "run")
 
 
 def read_layout(file: Path, kind: str) -> list[Record]:
     """The rows of a file of the layout of this kind. Raises BadInput as above."""
-    layout = LAYOUTS[kind]
-    foreign = BadInput(f"{file} is not a {layout.file} that this version can read.")
+    layout, found = LAYOUTS[kind], list[Record]()
+    foreign = f"{file} is not a {layout.file} that this version can read"
     try:
-        names = csv_table.header(file)
-        ours = {"run_id", "schema"} <= set(names)
-        schemas = [row["schema"] for row in csv_table.texts(file)] if ours else []
+        names = header(file)
+        known = layout.figures(names) in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}
+        rows = texts(file) if known or {"run_id", "schema"} <= set(names) else []
     except (OSError, ValueError, csv.Error):
-        raise foreign from None
-    newest = max((int(schema) for schema in schemas if str(schema).isdecimal()), default=0)
+        raise BadInput(f"{foreign}.") from None
+    newest = max((int(row["schema"]) for row in rows if str(row.get("schema")).isdecimal()), default=0)
     if newest > SCHEMA_VERSION:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if layout.figures(names) not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
-        raise foreign
-    about = {} if kind == "run" else read_about(file.parent)
-    return csv_table.read(file, Record, layout.file, partial(row_of, kind, about), layout.called)
+    if not known:
+        raise BadInput(f"{foreign}.")
+    make = partial(row_of, kind, {} if kind == "run" else read_about(file.parent))
+    try:
+        for row in rows:
+            called = {layout.called.get(column, column): text for column, text in row.items()}
+            found.append(typed(Record, {name: text for name, text in called.items() if name != ""}, make))
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{foreign}: line {len(found) + 2}: {error}.") from None
+    return found
+
+
+def sample_lines(record: Record) -> Iterator[list[Any]]:
+    """The lines of a row in the file of samples."""
+    known: dict[str, Sequence[Any]] = {"time_ms": record.samples_ms, "twin_ms": record.twin_ms, **record.series}
+    known |= {name: [getattr(state, name) for state in record.states] for name in STATE}
+    key = attrgetter(*LAYOUTS[record.kind].key)(record)
+    rounds = itertools.zip_longest(*(known.get(name, ()) for name in OF_ROUNDS[record.kind]))
+    for number, values in enumerate(rounds):
+        yield [*key, number, *values]
+
+
+def attach(records: Sequence[Record], folder: Path) -> None:
+    """Give rows that were read their samples, from the file beside theirs. Raises BadInput for one that is broken."""
+    kind = records[0].kind
+    rounds = beside(folder / LAYOUTS[kind].samples, partial(_round, kind), LAYOUTS[kind].key)
+    for record in records:
+        own = rounds.get(key_of(record), [])
+        known = {name: tuple(round[name] for round in own if round.get(name) is not None) for name in OF_ROUNDS[kind]}
+        record.samples_ms, record.twin_ms = known.get("time_ms", ()), known.get("twin_ms", ())
+        record.series = {name: known[name] for name in (*PARTS, *OF_STEPS) if known.get(name)}
+        states = [GpuState(*map(round.get, STATE)) for round in own]
+        record.states = tuple(state for state in states if state.sm_mhz is not None or state.power_w is not None)
+
+
+def _round(kind: str, line: Mapping[str, str]) -> dict[str, Any]:
+    """What a line says of its round or step. Old files of samples lack columns; those of `tp` and `train` never did."""
+    first, *_ = names = OF_ROUNDS[kind]
+    cells = {name: line.get(name) if kind == "run" and name != first else line[name] for name in names}
+    numbers = {name: float(text) if text else None for name, text in cells.items() if name != "throttle"}
+    return {"throttle": cells.get("throttle"), **numbers, first: float(line[first])}
+
+
+def key_of(record: Record) -> Key:
+    """What names the row in the files beside its own."""
+    return tuple(cell(getattr(record, name)) for name in LAYOUTS[record.kind].key)
+
+
+def beside(file: Path, made: Callable[[dict[str, str]], Line], key: Sequence[str]) -> dict[Key, list[Line]]:
+    """The lines of another file of the run by the record that they belong to, in the file's order."""
+    found: dict[Key, list[Line]] = {}
+    try:
+        for row in texts(file):
+            found.setdefault(tuple(row[column] for column in key), []).append(made(row))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+        reason = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
+        raise BadInput(f"{file} cannot be read: {reason}; fix or delete it.") from None
+    return found
 
 
 def frame_of(records: Sequence[Record]) -> pandas.DataFrame:
@@ -170,18 +250,17 @@ def save_baseline(name: str, what: str, run: Path) -> Path:
 def baseline_commands(name: str) -> list[str]:
     """The commands of which a baseline was saved. Raises BadInput where there is none of that name."""
     found = sorted(file.parent.name for file in baseline_place(name, "").glob(f"*/{RECORDS}"))
-    if not found:
-        known = sorted({file.parent.parent.name for file in BASELINES.rglob(RECORDS)})
-        near = did_you_mean(name, known) if known else f"save one: swiglu-bench forward --save-baseline {name}"
-        raise BadInput(f"There is no run and no baseline {name!r}; {near.rstrip('.?')}.")
-    return found
+    return found or _no_baseline(name, "*")
 
 
 def find_baseline(name: str, what: str) -> Path:
     """The folder of a baseline that was saved. Raises BadInput where there is none, naming those that are there."""
     found = baseline_place(name, what)
-    if not (found / RECORDS).exists():
-        known = sorted(file.parent.parent.name for file in BASELINES.rglob(RECORDS) if file.parent.name == what)
-        near = did_you_mean(name, known) if known else f"save one: swiglu-bench {what} --save-baseline {name}"
-        raise BadInput(f"There is no run and no baseline {name!r} of {what}; {near.rstrip('.?')}.")
-    return found
+    return found if (found / RECORDS).exists() else _no_baseline(name, what)
+
+
+def _no_baseline(name: str, what: str) -> NoReturn:
+    known = sorted({file.parent.parent.name for file in BASELINES.glob(f"*/{what}/{RECORDS}")})
+    command, of_what = ("forward", "") if what == "*" else (what, f" of {what}")
+    near = did_you_mean(name, known) if known else f"save one: swiglu-bench {command} --save-baseline {name}"
+    raise BadInput(f"There is no run and no baseline {name!r}{of_what}; {near.rstrip('.?')}.")

@@ -33,11 +33,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from swiglu_bench.cases.errors import BadInput, one_line
-from swiglu_bench.rows import csv_table, samples
-from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, together
+from swiglu_bench.rows.figures import MIB, Figure, cell, figures, plus_minus, texts, together
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
-from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout, read_rows
+from swiglu_bench.rows.run_folder import (
+    CHECKS,
+    SAMPLE_COLUMNS,
+    SAMPLE_FIGURES,
+    SPLIT,
+    read_about,
+    read_layout,
+    read_rows,
+)
 from swiglu_bench.show import ranking, tables
 from swiglu_bench.show.sections import load, only, sections
 from swiglu_bench.show.table import Grid, across, by, figure_grid
@@ -194,7 +201,7 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
     """
     declared = {layout.file: (layout.header(), _new_columns(layout)) for layout in LAYOUTS.values()}
     declared[LAYOUTS["run"].file] = COLUMNS, FIGURES
-    declared |= {LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()}
+    declared |= {LAYOUTS[kind].samples: (names, SAMPLE_FIGURES) for kind, names in SAMPLE_COLUMNS.items()}
     declared[CHECKS] = CHECK_COLUMNS, figures(TensorCheck)
     names, own = declared[path.name]
     if words:
@@ -234,7 +241,7 @@ def choose(rows: Sequence[Row], words: Iterable[str]) -> list[Row]:
     values = dict(word.split("=", 1) for word in words if "=" in word)
 
     def wanted(row: Any) -> bool:
-        fits = all(csv_table.cell(getattr(row, column)) == value.lower() for column, value in values.items())
+        fits = all(cell(getattr(row, column)) == value.lower() for column, value in values.items())
         return fits and (not names or row.implementation in names)
 
     return [row for row in rows if wanted(row)]
@@ -308,7 +315,7 @@ def _pairs(path: Path, question: str, words: Sequence[str]) -> tuple[str, Pictur
     from swiglu_bench.show.charts import pairs
 
     try:
-        rows = sorted(csv_table.texts(path), key=lambda row: float(row["ratio"]))
+        rows = sorted(texts(path), key=lambda row: float(row["ratio"]))
         names = ("ratio", "ratio_low", "ratio_high")
         data: list[dict[str, Any]] = [
             {"place": place, "verdict": row["verdict"], **{name: (float(row[name]) - 1) * 100 for name in names}}

@@ -24,8 +24,7 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, Verdict, verdict
-from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.figures import mebibytes, milliseconds
+from swiglu_bench.rows.figures import as_csv, mebibytes, milliseconds, write_whole
 from swiglu_bench.rows.finished_run import FinishedRun, case_of, kept_ratio, latest, ratio, table_label
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped
 from swiglu_bench.rows.run_folder import TOTALS
@@ -116,7 +115,7 @@ def workload_of(about: Mapping[str, Any]) -> dict[int, float]:
 def write_totals(folder: Path, found: Iterable[Record]) -> None:
     """Write workload.csv, whole or not at all."""
     lines = [LAYOUTS["workload"].columns(), *(total.row().values() for total in found)]
-    csv_table.write_whole(folder / TOTALS, csv_table.as_csv(lines).encode())
+    write_whole(folder / TOTALS, as_csv(lines).encode())
 
 
 def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Record]:

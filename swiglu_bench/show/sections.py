@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.figures import together, tokens_text
+from swiglu_bench.rows.figures import header, reason, together, tokens_text
 from swiglu_bench.rows.finished_run import STEPS, FinishedRun, case_of, latest, matching, read_run
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
@@ -74,11 +73,11 @@ def _is_run(folder: Path) -> bool:
 
 def _is_audit(path: Path) -> bool:
     try:
-        return csv_table.header(path) == LAYOUTS["audit"].columns()
+        return header(path) == LAYOUTS["audit"].columns()
     except UnicodeDecodeError:
         return False
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {csv_table.reason(error)}.") from None
+        raise BadInput(f"{path} cannot be read: {reason(error)}.") from None
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
-from swiglu_bench.rows import csv_table, samples
-from swiglu_bench.rows.figures import figures
+from swiglu_bench.rows.figures import as_csv, figures, reason, write_whole
 from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS
+from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, sample_lines
 
 if TYPE_CHECKING:
     import pandas
@@ -59,7 +58,7 @@ def as_text(form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, An
     if form == "jsonl":
         return "".join(as_json(row, indent=None) for row in rows)
     names = list(columns)
-    return csv_table.as_csv([names, *([row.get(name) for name in names] for row in rows)])
+    return as_csv([names, *([row.get(name) for name in names] for row in rows)])
 
 
 def put(text: str, file: Path | None = None) -> None:
@@ -90,8 +89,8 @@ def _new(file: Path) -> BinaryIO:
     except FileExistsError:
         raise BadInput(f"--output: {file} is already there; give a new file.") from None
     except OSError as error:
-        reason = csv_table.reason(error)
-        raise BadInput(f"--output: {file} cannot be written: {reason}; give a file that can.") from None
+        why = reason(error)
+        raise BadInput(f"--output: {file} cannot be written: {why}; give a file that can.") from None
 
 
 def _finite(value: Any) -> Any:
@@ -121,7 +120,7 @@ class Table:
             self._resume()
             self.append([])
         except OSError as error:
-            raise BadInput(f"--out: {path} cannot be written: {csv_table.reason(error)}.") from None
+            raise BadInput(f"--out: {path} cannot be written: {reason(error)}.") from None
 
     @property
     def unwritten(self) -> int:
@@ -149,7 +148,7 @@ class Table:
         lines = self._lines()
         kept = [line for line, row in lines if wanted(row)]
         if len(kept) < len(lines):
-            csv_table.write_whole(self.path, self._header + b"".join(kept))
+            write_whole(self.path, self._header + b"".join(kept))
 
     def _lines(self) -> list[tuple[bytes, dict[str, str]]]:
         """Each line on the disk, as it is there and as a row; every row is one line."""
@@ -193,7 +192,7 @@ class CsvFile:
         layout = LAYOUTS[kind]
         self._beside: dict[Table, Callable[[Record], Iterator[list[Any]]]] = {}
         if layout.samples:
-            self._beside[Table(folder / layout.samples, samples.COLUMNS[kind])] = samples.lines
+            self._beside[Table(folder / layout.samples, SAMPLE_COLUMNS[kind])] = sample_lines
         if kind == "run":
             self._beside[Table(folder / CHECKS, CHECK_COLUMNS)] = _checks
         self._records = Table(folder / layout.file, layout.header())
@@ -215,9 +214,7 @@ class CsvFile:
                 table.append(rows)
             except OSError as error:
                 if not self._warned:
-                    self._warn(
-                        f"{table.path} cannot be written: {csv_table.reason(error)}; the run goes on and tries again."
-                    )
+                    self._warn(f"{table.path} cannot be written: {reason(error)}; the run goes on and tries again.")
                 self._warned = True
 
     def rows(self) -> list[dict[str, str]]:
@@ -232,7 +229,7 @@ class CsvFile:
             for table in self._beside:
                 table.keep(lambda row: self._owner(row) in owners)
         except OSError as error:
-            self._warn(f"{self._records.path} still has outdated rows: {csv_table.reason(error)}.")
+            self._warn(f"{self._records.path} still has outdated rows: {reason(error)}.")
 
     @property
     def lost(self) -> bool:
@@ -246,7 +243,7 @@ class CsvFile:
                 if table.unwritten:
                     table.append([])
             except OSError as error:
-                self._warn(f"{table.path} lacks its last {table.unwritten} lines: {csv_table.reason(error)}.")
+                self._warn(f"{table.path} lacks its last {table.unwritten} lines: {reason(error)}.")
 
 
 def _checks(record: Record) -> Iterator[list[Any]]:
@@ -256,4 +253,4 @@ def _checks(record: Record) -> Iterator[list[Any]]:
 
 
 def _encoded(rows: Iterable[Iterable[Any]]) -> bytes:
-    return csv_table.as_csv(rows).encode("utf-8", errors="backslashreplace")
+    return as_csv(rows).encode("utf-8", errors="backslashreplace")

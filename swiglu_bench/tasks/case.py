@@ -21,7 +21,7 @@ from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.admission import failure as failed_check
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, JudgeLost
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 log = logging.getLogger(__name__)
 

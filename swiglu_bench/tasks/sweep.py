@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from swiglu_bench.rows.finished_run import FinishedRun
     from swiglu_bench.worker.court import CaseTask
-    from swiglu_bench.worker.settings import Settings
+    from swiglu_bench.worker.policy import Settings
 
 
 def task_of(settings: Settings) -> CaseTask:
     """The task that settings ask for."""
     from swiglu_bench.tasks.time import time
     from swiglu_bench.tasks.untimed import memory, sanitize, verify
-    from swiglu_bench.worker.settings import Task
+    from swiglu_bench.worker.policy import Task
 
     if settings.sanitizer:
         return sanitize
@@ -34,13 +34,15 @@ def perform(command: str, options: SweepOptions, console: Console, line: str) ->
     with requested(command, options, console, line) as request:
         if not options.in_process:
             start_forkserver()
-        from swiglu_bench.affordable import check_sweep
         from swiglu_bench.loop import sweep
         from swiglu_bench.output import about, folder_of
         from swiglu_bench.rows.finished_run import Collected, FinishedRun
+        from swiglu_bench.worker.policy import check_sweep
 
         this, rows = request.places.assemble(), Collected()
-        check_sweep(request, this)
+        own = options.shapes is None and options.tokens is None  # sizes of the command's own, which are never refused
+        if request.settings.device.type == "cpu" and request.places.in_order and not own:
+            check_sweep(request.settings, request.cases, request.implementations, this, options.budget)
         status = sweep(request, task_of(request.settings), this, console, also=[rows])
         folder = folder_of(command, options, this, request.settings.run_id)
         if options.save_baseline is not None and folder:

@@ -28,7 +28,7 @@ from swiglu_bench.tasks.case import Entry
 from swiglu_bench.worker.batches import WrongResult
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.one_call import program
-from swiglu_bench.worker.settings import Settings, Tell
+from swiglu_bench.worker.policy import Settings, Tell
 from swiglu_bench.worker.turns import RoundJudge, contender_of
 
 MOST_PERCENT = 110.0

@@ -43,8 +43,8 @@ from swiglu_bench.worker.admission import failure
 from swiglu_bench.worker.child import Contender, ContenderFailed, Died
 from swiglu_bench.worker.court import Court, log_name, name_of
 from swiglu_bench.worker.places import OneDevice, Work
-from swiglu_bench.worker.reports import CheckReport, Malformed, MemoryReport
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.worker import CheckReport, Malformed, MemoryReport
 
 
 def verify(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:

@@ -18,7 +18,7 @@ from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.worker.child import Contender, ContenderFailed
 from swiglu_bench.worker.court import Judging
-from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
+from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
 
 VALUES = ("relative error", "largest element", "bias")
 
@@ -57,10 +57,7 @@ class Admitting:
         self, court: Judging, case: Case, drawn: Drawn, *, thorough: bool = False, extras: Extras = PLAIN,
         used: dict[tuple[str, ...], tuple[TensorCheck, ...]] | None = None,
     ) -> None:  # fmt: skip
-        """`thorough` adds what timing has no use for.
-
-        `used` keeps the verdicts of a model's use for later cases; without it, that is not asked for.
-        """
+        """`thorough` adds what timing has no use for; `used` keeps verdicts on a model's use, None skips it."""
         self._court, self._judge, self._case, self._drawn = court, court.judge, case, drawn
         self._thorough, self._extras = thorough, extras
         self._used = used
@@ -114,7 +111,6 @@ class Admitting:
     def _run(
         self, contender: Contender, gradients: Sequence[str], *, train: bool, label: str = "{}", began: float = 0.0
     ) -> tuple[float, tuple[TensorCheck, ...]]:
-        """Both draws in turn: what the first took from `began` on, and per tensor the worst verdict."""
         worst: dict[str, TensorCheck] = {}
         first_ms = 0.0
         names = ("output", *(gradients if train else ()))
@@ -135,10 +131,7 @@ class Admitting:
         return first_ms, tuple(worst.values())
 
     def replayed(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """On a GPU: the forward as a CUDA graph, replayed on other inputs; empty if right.
-
-        What cannot be recorded is no fault here; `audit` says so.
-        """
+        """On a GPU: what is wrong with a CUDA graph of the forward on other inputs, where it can be recorded."""
         if self._court.settings.device.type != "cuda" or contender.tell("record", Mode.FORWARD):
             return ()
         failed = []
@@ -252,7 +245,6 @@ def results_of(report: CallReport | SampleReport, names: Sequence[str]) -> dict[
 
 
 def _lacking(report: CallReport, names: Sequence[str]) -> str:
-    """What is wrong with results that did not come in the right form, or ""."""
     return "; ".join(f"{name}: {fault.reason}" for name, fault in results_of(report, names).items() if fault)
 
 

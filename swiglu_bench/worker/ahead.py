@@ -1,4 +1,4 @@
-"""Processes in which nothing is timed, beside others that use the GPU.
+"""Processes in which nothing is timed, beside others that use the GPU; and, run as a program, one that keeps it busy.
 
 What they compile is on disk afterwards, where the process that is timed finds it: Triton keeps kernels there. Choices
 of autotuners stay here, because the others would have a part in them; where all candidates have to be compiled, side
@@ -10,17 +10,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SIDE = {"cpu": 256, "cuda": 4096}
+CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_FOR_EVER = contextlib.ExitStack()
 
 
 def keep_no_choice(inductor: bool) -> None:
-    """From now on what this process's autotuners choose is not kept on disk, where a process that is timed finds it.
-
-    `inductor`: those of torch.compile too, whose import takes seconds; they are not left out where they are there.
-    """
+    """From now on keep no autotuner's choice on disk; `inductor`: nor torch.compile's, whose import takes long."""
     if inductor or "torch._inductor.config" in sys.modules:
         from torch._inductor import config
 
@@ -34,11 +39,7 @@ def keep_no_choice(inductor: bool) -> None:
 def choose_nothing(inductor: bool) -> None:
     """Keep no choice, and let autotuners take the first candidate that runs."""
     keep_no_choice(inductor)
-    with contextlib.suppress(ImportError):
-        from triton.runtime.autotuner import Autotuner
-
-        for name, value in _taking_the_first(Autotuner).items():
-            setattr(Autotuner, name, value)
+    _FOR_EVER.enter_context(first_candidates())
 
 
 @contextlib.contextmanager
@@ -49,7 +50,21 @@ def first_candidates() -> Iterator[None]:
     except ImportError:
         yield
         return
-    wanted = _taking_the_first(Autotuner)
+    bench, run = Autotuner._bench, Autotuner.run
+
+    def first_only(self: Any, *arguments: Any, **options: Any) -> list[float]:
+        if self.taken:
+            return [math.inf, math.inf, math.inf]
+        found: list[float] = bench(self, *arguments, **options)
+        self.taken = math.isfinite(found[0])
+        return found
+
+    def with_none_taken(self: Any, *arguments: Any, **options: Any) -> Any:
+        self.taken = False
+        return run(self, *arguments, **options)
+
+    wanted = {"check_disk_cache": _kept_nowhere, "do_bench": staticmethod(_once), "_bench": first_only}
+    wanted["run"] = with_none_taken
     before = {name: vars(Autotuner)[name] for name in wanted}
     for name, value in wanted.items():
         setattr(Autotuner, name, value)
@@ -62,11 +77,7 @@ def first_candidates() -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_candidate() -> Iterator[None]:
-    """While this is entered, Triton's autotuners compile all candidates of a call, as many at a time as there are CPUs.
-
-    Of arguments that were compiled for already, Triton compiles nothing. What is wrong with a candidate is told when it
-    is run.
-    """
+    """While this is entered, autotuners of Triton compile all candidates of a call, one for each CPU at a time."""
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.autotuner import Autotuner
@@ -81,7 +92,7 @@ def every_candidate() -> Iterator[None]:
                 self.warmup(*arguments, **options)
         return run(self, *arguments, **options)
 
-    with ThreadPoolExecutor(_cpus()) as threads:
+    with ThreadPoolExecutor(CPUS) as threads:
         Autotuner.run = compiled_before
         try:
             yield
@@ -89,44 +100,41 @@ def every_candidate() -> Iterator[None]:
             Autotuner.run = run
 
 
-def _taking_the_first(autotuner: Any) -> dict[str, Any]:
-    """What of Triton's class is replaced for that, and for choices that are kept nowhere."""
-    return {
-        "check_disk_cache": _kept_nowhere,
-        "do_bench": staticmethod(_once),
-        "_bench": _first_only(autotuner._bench),
-        "run": _with_none_taken(autotuner.run),
-    }
-
-
 def _kept_nowhere(self: Any, key: object, configs: object, bench: Callable[[], object]) -> bool:
     return bool(bench())
 
 
 def _once(call: Callable[[], object], quantiles: object = None) -> list[float]:
-    """Call it, as a benchmark does; what cannot run raises."""
     call()
     return [1.0, 1.0, 1.0]
 
 
-def _with_none_taken(run: Callable[..., Any]) -> Callable[..., Any]:
-    def none_taken(self: Any, *arguments: Any, **options: Any) -> Any:
-        self.taken = False
-        return run(self, *arguments, **options)
-
-    return none_taken
-
-
-def _first_only(bench: Callable[..., list[float]]) -> Callable[..., list[float]]:
-    def first_only(self: Any, *arguments: Any, **options: Any) -> list[float]:
-        if self.taken:
-            return [math.inf, math.inf, math.inf]
-        found = bench(self, *arguments, **options)
-        self.taken = math.isfinite(found[0])
-        return found
-
-    return first_only
+@contextlib.contextmanager
+def competitors(device: torch.device) -> Iterator[int]:
+    """Let programs compete until this is left, one for each CPU and one for a GPU; how many there are."""
+    on = ["cpu"] * CPUS + ([str(device)] if device.type == "cuda" else [])
+    started = [subprocess.Popen([sys.executable, __file__, kind], stdin=subprocess.PIPE) for kind in on]
+    try:
+        yield len(started)
+    finally:
+        for program in started:
+            program.kill()
+            program.wait()
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _compete(name: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    device = torch.device(name)
+    matrix = torch.randn(SIDE[device.type], SIDE[device.type], device=device)
+    began_under = os.getppid()
+    while os.getppid() == began_under:
+        for _ in range(20):
+            matrix @ matrix
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    _compete(sys.argv[1])

@@ -78,7 +78,6 @@ class Batches:
         return failures | ({baseline: failure} if failure else {})
 
     def _groups(self, claimed_ms: Mapping[str, float], baseline: str) -> list[list[str]]:
-        """All but the baseline, by what a call takes, the slowest first."""
         groups: list[list[str]] = []
         others = [name for name in self._contenders if name != baseline]
         for name in sorted(others, key=lambda name: claimed_ms[name], reverse=True):
@@ -92,7 +91,6 @@ class Batches:
     def _among(
         self, names: Sequence[str], claimed_ms: Mapping[str, float], baseline: str, host_bound: Collection[str]
     ) -> dict[str, Exception]:
-        """What `disagreements` finds in some contenders and the baseline, in batches of the same number of calls."""
         failures: dict[str, Exception] = {}
         contenders = [*names, *([baseline] if baseline in self._contenders else [])]
         score, least = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, float("inf"))
@@ -125,7 +123,8 @@ class Batches:
                 slowed = max(1.0, found or 1.0)
                 score[baseline] = 1
             unseen = {name: UNSEEN_MS[self._device] / claimed_ms[name] for name in left}
-            most = {name: self._most(claimed_ms[name], name in host_bound) for name in left}
+            inputs = {name: self._inputs_ms / claimed_ms[name] if name in host_bound else 0.0 for name in left}
+            most = {name: min(1 + SHARE * (1 + inputs[name]), BEYOND_DOUBT) for name in left}
             asked = {name: times_claimed(name) for name in left if name != baseline}
             took = {name: found - unseen[name] for name, found in asked.items() if found is not None}
             if beside and any(multiple / slowed > most[name] for name, multiple in took.items()):
@@ -154,14 +153,8 @@ class Batches:
     def _device(self) -> str:
         return self._court.settings.device.type
 
-    def _most(self, claimed_ms: float, host_bound: bool) -> float:
-        """How many times what its samples say a call may take, `UNSEEN_MS` left out."""
-        inputs = self._inputs_ms / claimed_ms if host_bound else 0.0
-        return min(1 + SHARE * (1 + inputs), BEYOND_DOUBT)
-
     @property
     def _inputs_ms(self) -> float:
-        """The time to lay out a call's inputs and add up its results."""
         return self._least["forward" if self._case.mode is Mode.FORWARD else "with backward"]
 
     def _note_least(self, what: str, ms: float) -> float:
@@ -189,5 +182,4 @@ class Batches:
 
 
 def _calls(claimed_ms: float) -> int:
-    """The number of calls in a batch whose calls take at most `claimed_ms`."""
     return max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max(claimed_ms, 1e-3))))

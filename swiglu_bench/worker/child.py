@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.system import descendants
 from swiglu_bench.worker import forkserver, worker
-from swiglu_bench.worker.reports import Malformed, Report
+from swiglu_bench.worker.worker import Malformed, Report
 
 R = TypeVar("R", bound=Report)
 POLL_S = 0.2
@@ -57,16 +57,10 @@ class Child:
     """One process that answers questions; what it prints is added to `log`. Raises Died where it cannot be started."""
 
     def __init__(
-        self,
-        role: str,
-        log: Path,
-        environment: Mapping[str, str] | None = None,
+        self, role: str, log: Path, environment: Mapping[str, str] | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Start a process of one of the worker's roles.
-
-        `environment` has the variables that differ from this process's; `stop` is asked now and then while it works.
-        """
+    ) -> None:  # fmt: skip
+        """Start one in a role; `environment` has variables to change, `stop` is asked now and then while it works."""
         self.log = log
         self._stop = stop
         self._trusted = role == worker.JUDGE
@@ -97,11 +91,6 @@ class Child:
         return self._pipe.closed
 
     @property
-    def alive(self) -> bool:
-        """Whether the process has not ended."""
-        return not self.ended and not wait([self._process.sentinel], 0)
-
-    @property
     def printed(self) -> bool:
         """Whether there is anything in the log."""
         with contextlib.suppress(OSError):
@@ -110,7 +99,8 @@ class Child:
 
     def post(self, method: str, *arguments: Any) -> None:
         """Ask without waiting; what goes wrong is told by the next `settle` or `ask`."""
-        self._send(method, arguments)
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: told where its answer is awaited
+            self._pipe.send((method, arguments))
         self._owed += 1
 
     def settle(self, limit_s: float) -> Any:
@@ -160,22 +150,11 @@ class Child:
         self._process.close()
 
     def _signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the process's group; whether it was there."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, number)
                 return True
         return False
-
-    def _note(self, method: str, seconds: float) -> None:
-        """How long an answer took, for the debug log."""
-        self._took.setdefault(method, []).append(seconds)
-        if seconds >= NOTED_S:
-            log.debug("%s: %s took %.2f s", self.log.stem, method, seconds)
-
-    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it died while idle: told where its answer is awaited
-            self._pipe.send((method, arguments))
 
     def _answer(self, limit_s: float, method: str) -> Any:
         """The next answer; who is stopped leaves it owed, so that no later question is answered by it."""
@@ -184,19 +163,22 @@ class Child:
             if self._stop():
                 raise Stopped
             ready = wait([self._pipe, self._process.sentinel], timeout=POLL_S)
+            seconds = time.monotonic() - began
             if self._pipe in ready:
                 self._owed -= 1
-                self._note(method, time.monotonic() - began)
+                self._took.setdefault(method, []).append(seconds)
+                if seconds >= NOTED_S:
+                    log.debug("%s: %s took %.2f s", self.log.stem, method, seconds)
                 return self._received(limit_s)
             if self._process.sentinel in ready:
                 raise self._died()
-            if time.monotonic() - began > limit_s:
+            if seconds > limit_s:
                 raise self._died(f"it took longer than {limit_s:g} s (--timeout)")
 
     def _received(self, limit_s: float) -> Any:
         """What came: from the judge as it is, from a contender's process as JSON and nothing that could run code.
 
-        A process whose message is none, or does not end in time, is ended: what it says next could be anything.
+        A process whose message is malformed or does not end in time is ended: what it says next could be anything.
         """
         watch, began = threading.Timer(limit_s, self._signal, (signal.SIGKILL,)), time.monotonic()
         try:
@@ -204,14 +186,13 @@ class Child:
                 kind, value = self._pipe.recv()
             else:
                 watch.start()
-                kind, value = _parsed(self._pipe.recv_bytes(worker.MOST_BYTES))
-        except (EOFError, OSError, Malformed) as error:
+                kind, value = json.loads(self._pipe.recv_bytes(worker.MOST_BYTES))
+        except (EOFError, OSError, ValueError, TypeError, RecursionError) as error:
             if time.monotonic() - began >= limit_s:
                 raise self._died(f"it took longer than {limit_s:g} s (--timeout)") from None
             if isinstance(error, EOFError | ConnectionError):
                 raise self._died() from None
-            self.end()
-            raise Malformed("its process sent a malformed message") from None
+            kind = value = None
         finally:
             watch.cancel()
         match kind:
@@ -234,39 +215,19 @@ class Child:
         return Died(f"{how}; {last_words(self.log, self._begin_of_log)}")
 
 
-class Contender(Protocol):
-    """One implementation, and the process in which it is built and called."""
-
-    name: str
-    """Unique in its court; further processes of the baseline have aliases."""
-    implementation: Implementation
-
-    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
-        """The report of a method of its Workbench.
-
-        Raises ContenderFailed for what the contender's code raises, BadInput where its file has changed, Died where its
-        process ends, and Malformed for a message that is not such a report.
-        """
-        ...
-
-    def tell(self, method: str, *arguments: Any) -> str:
-        """The answer of a method that returns a text; raises as `ask` does."""
-        ...
-
-    def end(self) -> None:
-        """End its process."""
-        ...
-
-
-class ProcessContender:
-    """A contender in a process of its own."""
+class Contender:
+    """One implementation, under a name that is unique in its court, and the process in which it is built and called."""
 
     def __init__(self, name: str, implementation: Implementation, child: Child | InProcess, timeout_s: float) -> None:
         self.name, self.implementation, self.child = name, implementation, child
         self._timeout_s = timeout_s
 
     def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
-        """As Contender has it; a process whose report is malformed is ended."""
+        """The report of a method of its Workbench.
+
+        Raises ContenderFailed for what the contender's code raises, BadInput where its file has changed, Died where its
+        process ends, and Malformed, which ends it, for a message that is not such a report.
+        """
         try:
             return kind.checked(self._ask(method, *arguments))
         except Malformed:
@@ -274,14 +235,14 @@ class ProcessContender:
             raise
 
     def tell(self, method: str, *arguments: Any) -> str:
-        """As Contender has it."""
+        """The answer of a method that returns a text or nothing; raises as `ask` does."""
         answer = self._ask(method, *arguments)
         if answer is not None and not isinstance(answer, str):
             raise Malformed("its process sent a malformed answer")
         return answer or ""
 
     def end(self) -> None:
-        """Kill the process."""
+        """Kill its process."""
         self.child.end()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -298,36 +259,16 @@ class InProcess:
 
     def __init__(self, bench: Any) -> None:
         self._bench, self.ended = bench, False
+        self.suspend = self.resume = lambda: None  # it runs only when asked
 
     def ask(self, limit_s: float, method: str, *arguments: Any) -> Any:
         """The answer of a method; there is no limit."""
         return getattr(self._bench, method)(*arguments)
 
-    def post(self, method: str, *arguments: Any) -> None:
-        """Call a method; its answer is dropped."""
-        self.ask(0.0, method, *arguments)
-
-    def settle(self, limit_s: float) -> None:
-        """Everything that was posted is done."""
-
-    def suspend(self) -> None:
-        """Do nothing: it runs only when asked."""
-
-    def resume(self) -> None:
-        """Do nothing, as in `suspend`."""
-
     def end(self) -> None:
         """Let go of the case."""
         self._bench.forget()
         self.ended = True
-
-
-def _parsed(message: bytes) -> tuple[str, Any]:
-    try:
-        kind, value = json.loads(message)
-    except (ValueError, TypeError, RecursionError):
-        raise Malformed("its process sent a malformed message") from None
-    return str(kind), value
 
 
 def last_words(log: Path, begin_of_log: int) -> str:

@@ -31,11 +31,11 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import CpuUse, Gpu, idle_share
 from swiglu_bench.rows.record import Record, TensorCheck
 from swiglu_bench.worker import worker
-from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess, ProcessContender
+from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess
 from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.reports import Malformed
-from swiglu_bench.worker.settings import Settings, Tell
+from swiglu_bench.worker.policy import Settings, Tell
 from swiglu_bench.worker.workbench import Workbench, forget_compiled
+from swiglu_bench.worker.worker import Malformed
 
 T = TypeVar("T")
 IDLE_S, SETTLE_S, LOOK_S, LOOKS = 0.1, 1.0, 0.5, 3
@@ -79,8 +79,7 @@ class _JudgeProxy:
     """A JudgeBench in another process; one that fails is ended, for it may hold most of the device's memory."""
 
     def __init__(self, child: Child, turn: threading.Lock) -> None:
-        """`turn` is held by the thread that asks."""
-        self._child, self._turn = child, turn
+        self._child, self._turn = child, turn  # which the thread holds that asks
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(*arguments: Any) -> Any:
@@ -119,7 +118,7 @@ class Court:
         self._judge: Child | None = None
         self._own_judge: JudgeBench | None = None
         self._judges_turn = threading.Lock()
-        self._contenders: dict[str, ProcessContender] = {}
+        self._contenders: dict[str, Contender] = {}
         self._cpu_use: CpuUse | None = None
 
     @property
@@ -133,7 +132,7 @@ class Court:
                 self._judge = self._child(worker.JUDGE, self.logs / "judge.log")
             except Died as error:
                 raise JudgeLost(str(error)) from error
-            self._judge.post("begin", self.settings, self.machine)
+            self._judge.post("begin_judge", self.settings, self.machine)
         return cast(JudgeBench, _JudgeProxy(self._judge, self._judges_turn))
 
     def contender(self, implementation: Implementation, alias: str = "") -> Contender:
@@ -144,35 +143,35 @@ class Court:
             found = self._contenders[name] = self._new(name, implementation)
         return found
 
-    def _new(self, name: str, implementation: Implementation) -> ProcessContender:
+    def _new(self, name: str, implementation: Implementation) -> Contender:
+        child: Child | InProcess
         if self._in_process:
-            here = InProcess(self._bench(self.settings, implementation))
-            return ProcessContender(name, implementation, here, self.timeout_s)
-        child = self._child(worker.CONTENDER, self.logs / log_name(name))
-        child.post("begin", self.settings, implementation.declared(), worker.address_of(self._bench))
-        return ProcessContender(name, implementation, child, self.timeout_s)
+            child = InProcess(self._bench(self.settings, implementation))
+        else:
+            child = self._child(worker.CONTENDER, self.logs / log_name(name))
+            bench = f"{self._bench.__module__}:{self._bench.__qualname__}"
+            child.post("begin", self.settings, implementation.declared(), bench)
+        return Contender(name, implementation, child, self.timeout_s)
 
     def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Start and load the processes of these, with their aliases, side by side; how one fails is told when asked."""
         before = set(self._contenders.values())
         for implementation, alias in () if self._in_process else implementations:
             with contextlib.suppress(Died):
-                found = cast(ProcessContender, self.contender(implementation, alias))
-                if found not in before:
+                found = self.contender(implementation, alias)
+                if found not in before and isinstance(found.child, Child):
                     found.child.post("warm_up", case)
 
     def settle(self) -> None:
         """Wait until all that were started have loaded; from then on they stand still."""
         for found in self._contenders.values():
-            with contextlib.suppress(Exception):
-                found.child.settle(self.timeout_s)
-            found.child.suspend()
+            if isinstance(found.child, Child):
+                with contextlib.suppress(Exception):
+                    found.child.settle(self.timeout_s)
+                found.child.suspend()
 
     def side_by_side(self, work: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
-        """What each returns, in their order; each asks other contenders, and `at_once` of them run at the same time.
-
-        Where one raises, or the caller stops, all contenders are ended.
-        """
+        """What each returns, in order, `at_once` at a time; all contenders end where one raises or the caller stops."""
         if self._in_process:
             yield from (call() for call in work)
             return
@@ -192,10 +191,7 @@ class Court:
     def aside(
         self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]
     ) -> None:
-        """Do `work` with each of these in a process that is for nothing else, `at_once` at the same time.
-
-        What a process says that fails is in its log.
-        """
+        """Do `work`, `at_once` at a time, in a process for nothing else; what fails there is in its log."""
 
         def work_on(implementation: Implementation) -> None:
             with contextlib.suppress(Exception):
@@ -224,9 +220,9 @@ class Court:
 
     def idle_share(self, contender: Contender) -> float:
         """The share of a CPU that a contender's process uses while it has nothing to do, as threads that spin do."""
-        child = cast(ProcessContender, contender).child
         if self._in_process:
             return 0.0
+        child = contender.child
         child.resume()
         try:
             share = idle_share(child.pid, IDLE_S)
@@ -241,8 +237,7 @@ class Court:
 
     def log_of(self, contender: Contender) -> str:
         """` (log: FILE)` where a contender's process has printed something, or ""."""
-        child = cast(ProcessContender, contender).child
-        return f" (log: {child.log})" if child.printed else ""
+        return f" (log: {contender.child.log})" if contender.child.printed else ""
 
     def run(self, task: CaseTask, case: Any, implementations: Sequence[Implementation]) -> Generator[Record]:
         """The rows of a task at a case; processes of other implementations end, and these forget the last case.
@@ -289,19 +284,19 @@ CaseTask = Callable[[Court, Any, Sequence[Implementation]], Iterator[Record]]
 def declare(address: str, timeout_s: float) -> Implementation:
     """What the implementation at an address declares, its code loaded in a child; raises BadInput where that fails."""
     folder = Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
+    keep = False
     try:
         child = Child(worker.CONTENDER, folder / "import.log")
         try:
-            declared = Implementation.from_data(child.ask(timeout_s, "declare", address))
+            return Implementation.from_data(child.ask(timeout_s, "declare", address))
         finally:
             child.end()
-    except (Died, Malformed) as death:  # the log stays: the message names it
+    except (Died, Malformed) as death:
+        keep = True  # the message names the log
         raise BadInput(f"--impl: {address} cannot be imported: {death}.") from None
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
-    return declared
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def name_of(implementation: Implementation, alias: str) -> str:

@@ -27,10 +27,7 @@ others, and of two readers of one status one gets nothing."""
 
 
 def start(*also: str) -> None:
-    """Let the imports begin, so that they are done when the first child is wanted. The environment has to be final.
-
-    `also` names further modules to import.
-    """
+    """Let the imports, and those of `also`, begin before the first child is wanted. The environment has to be final."""
     if METHOD == "forkserver":
         from multiprocessing import forkserver
 

@@ -27,7 +27,7 @@ from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings, bare_products, grouped_products
 from swiglu_bench.measure.clock import Clock, Sample, make_clock
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 
 Delivered = Mapping[str, Sequence[str]]
 """Names of the results in each contender's letterbox."""
@@ -40,19 +40,16 @@ class JudgeBench:
         """Make the device's context."""
         self.settings, self._machine, self._device = settings, this, settings.device
         torch.zeros((), device=settings.device)
-        self._clock: Clock | None = None
         self._boxes: dict[tuple[str, str], Letterbox] = {}
-        self._products: dict[tuple[tuple[Product, ...], bool], Callable[[], list[Tensor]]] = {}
-        self._grouped: dict[tuple[str, ...], Callable[[], list[Tensor]]] = {}
+        self._runs: dict[Any, Callable[[], list[Tensor]]] = {}
+        """Bare products, by what they were made of."""
         self._expected: dict[str, usage.UseJudge] = {}
         self._quantised: dict[str, QuantisedJudge] = {}
 
-    @property
+    @functools.cached_property
     def clock(self) -> Clock:
         """The device's clock."""
-        if self._clock is None:
-            self._clock = make_clock(self._device, self.settings.cold_l2)
-        return self._clock
+        return make_clock(self._device, self.settings.cold_l2)
 
     def free_bytes(self) -> int:
         """What a case may still take on the device."""
@@ -75,14 +72,10 @@ class JudgeBench:
         """Let go of the case, and of the device's memory, which the next contenders may need."""
         for box in self._boxes.values():
             box.close()
-        self._boxes.clear()
-        self._products.clear()
-        self._grouped.clear()
-        self._expected.clear()
-        self._quantised.clear()
+        for held in (self._boxes, self._runs, self._expected, self._quantised):
+            held.clear()
         for name in ("_judge", "_batch"):
-            if hasattr(self, name):
-                delattr(self, name)
+            self.__dict__.pop(name, None)
         torch.cuda.empty_cache()
 
     def close_letterboxes(self, contender: str) -> None:
@@ -98,10 +91,7 @@ class JudgeBench:
         return self._open(contender, kind, {name: found[name] for name in names}, torch_dtype(case))
 
     def operand_letterboxes(self, contender: str, *way: bool) -> dict[str, tuple[bytes, Sizes]]:
-        """Letterboxes for codes and scales. From now on the contender is judged as one that quantises in a way.
-
-        The way is what `judge_of` asks for.
-        """
+        """Letterboxes for codes and scales; from now on it is judged as one that quantises in the way of `judge_of`."""
         case, kind = self._judge.problem.case, judge_of(*way)
         known = (judge for judge in self._quantised.values() if type(judge) is kind)
         self._quantised[contender] = next(known, None) or kind(self._judge.problem)
@@ -123,10 +113,7 @@ class JudgeBench:
         self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
         operands: Sequence[str] | None = None,
     ) -> tuple[TensorCheck, ...]:  # fmt: skip
-        """Verdicts on what lies in a contender's letterbox, and on what has a fault instead.
-
-        With `operands` also on their codes and scales.
-        """
+        """Verdicts on what lies in a letterbox or has a fault instead; with `operands` on codes and scales, too."""
         handed = None
         if operands is not None:
             codes, scales = (self._boxes[contender, kind].tensors for kind in ("codes", "scales"))
@@ -150,14 +137,12 @@ class JudgeBench:
     def compare(self, draw: Draw, delivered: Delivered) -> dict[str, str]:
         """Hold the results of a round against eager's on the same inputs: what is wrong, by contender."""
         wrong = self._comparison([draw])
-        found = {contender: wrong(contender, names) for contender, names in delivered.items()}
-        return {contender: reason for contender, reason in found.items() if reason}
+        return {name: reason for name, results in delivered.items() if (reason := wrong(name, results))}
 
     def expect_batch(self, draws: Sequence[Draw]) -> tuple[float, float]:
         """Add up eager's results of calls, for `compare_batch`.
 
-        Returns the ms a call that laying out inputs and adding up results takes by itself: with a backward, and for a
-        forward alone.
+        Returns the ms a call to lay out inputs and add up results: with a backward, and for a forward alone.
         """
         self._batch = self._comparison(draws)
         with_backward, forward = (self._judge.handling_ms(draws, backward, self.clock) for backward in (True, False))
@@ -216,10 +201,10 @@ class JudgeBench:
     def sample_products(self, products: tuple[Product, ...], in_fp8: bool, lead_us: float) -> Sample:
         """Time the bare products of a case once, after an untimed run as Workbench.sample has one."""
         key = products, in_fp8
-        if key not in self._products:
+        if key not in self._runs:
             dtype = fp8.E4M3 if in_fp8 else torch_dtype(self._judge.problem.case)
-            self._products[key] = bare_products(products, self._device, dtype)
-        return self._sample(self._products[key], lead_us)
+            self._runs[key] = bare_products(products, self._device, dtype)
+        return self._sample(key, lead_us)
 
     def lay_out_grouped(self, gradients: tuple[str, ...]) -> str:
         """Make the bare products of experts, with a typical load, ready to be timed; why they cannot be, or ""."""
@@ -231,18 +216,18 @@ class JudgeBench:
             run()
         except RuntimeError as error:
             return one_line(error)
-        self._grouped[gradients] = run
+        self._runs[gradients] = run
         return ""
 
     def sample_grouped(self, gradients: tuple[str, ...], lead_us: float) -> Sample:
         """Time them once, in the same way."""
-        return self._sample(self._grouped[gradients], lead_us)
+        return self._sample(gradients, lead_us)
 
-    def _sample(self, run: Callable[[], list[Tensor]], lead_us: float) -> Sample:
+    def _sample(self, key: Any, lead_us: float) -> Sample:
+        run = self._runs[key]
         if not self.settings.rule.rest_s:
             run()
-        taken = self.clock.sample(run, lead_us)
-        return replace(taken, result=None)
+        return replace(self.clock.sample(run, lead_us), result=None)
 
     def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
         box = Letterbox.make(found, dtype, self._device)

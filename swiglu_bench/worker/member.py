@@ -6,7 +6,6 @@ imported before the actor has put its environment in order.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation
     from swiglu_bench.rows.record import Record
-    from swiglu_bench.worker.court import Court
     from swiglu_bench.worker.places import Work
 
 
@@ -36,62 +34,48 @@ class Member:
         forkserver.start()
         self._device = device
         self._folder = Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
-        self._held = contextlib.ExitStack()
-        self._court: Court | None = None
         self._failed = False
 
     def hello(self) -> dict[str, Any]:
         """The suite's version and the digest of its code, the machine, and this process's id."""
         import torch
 
-        from swiglu_bench.machine import machine, sources
+        from swiglu_bench.machine import sources
         from swiglu_bench.version import __version__
+        from swiglu_bench.worker.places import OneDevice
 
-        return {
-            "version": __version__,
-            "code": sources.code(),
-            "machine": machine.describe(torch.device(self._device)).as_dict(),
-            "pid": os.getpid(),
-        }
+        self._place = OneDevice(torch.device(self._device), lambda text: None)
+        this = self._place.assemble().as_dict()
+        return {"version": __version__, "code": sources.code(), "machine": this, "pid": os.getpid()}
 
     def start(self, work: Work, files: Mapping[str, bytes]) -> str:
         """Hold the GPU and be ready for cases; why not, or empty. `files` are those of implementations, by address."""
-        import torch
-
         from swiglu_bench.cases.errors import BadInput
-        from swiglu_bench.machine import locks, machine
-        from swiglu_bench.worker.court import Court
 
-        this = machine.describe(torch.device(self._device))
-        if this.gpu_uuid:
-            try:
-                self._held.enter_context(locks.gpu(this.gpu_uuid, work.settings.command, work.wait, lambda text: None))
-            except BadInput as error:
-                return str(error)
         implementations = [self._at_home(implementation, files) for implementation in work.implementations]
-        self._work = dataclasses.replace(work, implementations=implementations)
-        self._court = Court(work.settings, this, work.timeout_s, self._folder, bench=work.bench)
+        own = dataclasses.replace(work, implementations=implementations, logs=self._folder)
+        try:
+            self._place.start(own, lambda: None)
+        except BadInput as error:
+            return str(error)
         return ""
 
     def run_case(self, case: Any) -> list[Record]:
         """All rows of a case. Logs that they name are on this host."""
         from swiglu_bench.rows.record import Status
 
-        assert self._court is not None
-        rows = list(self._court.run(self._work.task, case, self._work.implementations))
+        self._place.begin(0, case)
+        rows = [record for part in self._place.wait(0.0) for record in part.records]
         self._failed |= any(row.status is Status.ERROR for row in rows)
         return rows
 
     def close(self) -> None:
         """End all child processes; the logs stay where rows name them."""
-        if self._court:
-            self._court.end()
-        self._held.close()
+        self._place.close()
         if not self._failed:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _at_home(self, known: Implementation, files: Mapping[str, bytes]) -> Implementation:
-        """An implementation whose file came along, at its address on this host."""
         if known.address not in files:
             return known
         path, _, name = known.address.rpartition(":")

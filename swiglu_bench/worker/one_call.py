@@ -23,7 +23,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.workbench import Workbench
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -53,10 +53,7 @@ def program(settings: Settings, implementation: Implementation, case: Case) -> l
 
 
 def findings(settings: Settings, implementation: Implementation, case: Case, timeout_s: float, log: Path) -> str:
-    """What the tool of `settings.sanitizer` found in a forward and backward, or ""; its output goes to `log`.
-
-    Raises NoVerdict where it did not finish.
-    """
+    """What the tool of `settings.sanitizer` found in a forward and backward, or ""; raises NoVerdict if it fails."""
     from swiglu_kernels.standalone import hazards
 
     command = [PROGRAM, "--tool", settings.sanitizer, "--error-exitcode", str(FOUND), "--target-processes", "all"]
@@ -82,10 +79,7 @@ def findings(settings: Settings, implementation: Implementation, case: Case, tim
 
 
 def main() -> None:
-    """Make the call that the command line names.
-
-    For Nsight Compute, everything but the call is outside of the CUDA profiler's range.
-    """
+    """Make the call of the command line; for Nsight Compute all else is outside of the CUDA profiler's range."""
     settings, declared, case = pickle.loads(base64.b64decode(sys.argv[1]))
     implementation, on_gpu = registry.find(declared), settings.device.type == "cuda"
     if settings.sanitizer:

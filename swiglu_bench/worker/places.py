@@ -1,7 +1,6 @@
 """Where a court's processes are started: on one device, or on several GPUs of this host.
 
-`worker/ray_cluster.py` has the places of a Ray cluster. To the loop in `run.py` all of them are alike: each place has a
-court and works on one case at a time.
+`worker/ray_cluster.py` has the places of a Ray cluster. To the loop all of them are alike.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import os
 import queue
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows.record import Record
 from swiglu_bench.worker.child import DoesNotEnd, Stopped
 from swiglu_bench.worker.court import CaseTask, Court
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.workbench import Workbench
 
 
@@ -49,7 +49,7 @@ class Work:
 
 @dataclass(frozen=True)
 class CaseRows:
-    """CaseRows of the case that a place is working on."""
+    """Rows of the case that a place is working on."""
 
     place: int
     records: list[Record]
@@ -66,59 +66,59 @@ class Lost:
     """Part of a sentence."""
 
 
-class Places(Protocol):
+class Places(ABC):
     """Places that may come and go, each with a court that works on one case at a time."""
 
     device: torch.device
     """The device as each place sees its own."""
-    places: dict[int, Place]
-    """The places that can work now, by their numbers."""
-    doing: dict[int, tuple[str, float]]
-    """What a place is doing and which share of its case is done, as far as that is known."""
-    in_order: bool
+    in_order = False
     """Whether cases are worked on in their order, and each row is there as soon as it is known."""
+
+    def __init__(self, places: Iterable[Place] = ()) -> None:
+        self.places = {place.number: place for place in places}
+        """The places that can work now, by their numbers."""
+        self.doing: dict[int, tuple[str, float]] = {}
+        """What a place is doing and which share of its case is done, as far as that is known."""
+        self._held = contextlib.ExitStack()
 
     @property
     def joining(self) -> bool:
         """Whether more places may come."""
-        ...
+        return False
 
+    @abstractmethod
     def assemble(self) -> Machine:
         """Find the places; the machine that stands for all of them. Raises BadInput where that fails."""
-        ...
 
+    @abstractmethod
     def start(self, work: Work, changed: Callable[[], object]) -> None:
-        """Hold every GPU and make its processes ready; raises BadInput for one in use, unless it is to wait.
+        """Hold every GPU and make its processes ready; `changed` may be called when `doing` has changed.
 
-        `changed` may be called when `doing` has changed.
+        Raises BadInput for a GPU in use, unless it is to wait.
         """
-        ...
 
+    @abstractmethod
     def begin(self, place: int, case: Any) -> None:
         """Give an idle place a case."""
-        ...
 
+    @abstractmethod
     def wait(self, timeout_s: float) -> Iterable[CaseRows | Lost]:
         """What has happened; returns at once when something has."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
-        """End all that runs, and release the GPUs; harmless twice."""
-        ...
+        """End all that runs, and release the GPUs; harmless twice. Raises DoesNotEnd where a process outlives that."""
 
 
-class OneDevice:
+class OneDevice(Places):
     """One court, which this thread waits for."""
 
-    joining, in_order = False, True
+    in_order = True
 
     def __init__(self, device: torch.device, say: Callable[[str], object], in_process: bool = False) -> None:
         """`say` hears for whom this one waits; with `in_process` there are no child processes, for debugging."""
-        self.device = device
-        self.places: dict[int, Place] = {}
-        self.doing: dict[int, tuple[str, float]] = {}
-        self._say, self._in_process = say, in_process
-        self._held = contextlib.ExitStack()
+        super().__init__()
+        self.device, self._say, self._in_process = device, say, in_process
         self._court: Court | None = None
         self._case: Any = None
         self._running: Iterator[CaseRows] = iter(())
@@ -162,7 +162,7 @@ class OneDevice:
         yield CaseRows(0, [])
 
     def close(self) -> None:
-        """As Places has it; raises DoesNotEnd where a process outlives its kill."""
+        """As Places has it."""
         court, self._court = self._court, None
         try:
             getattr(self._running, "close", lambda: None)()
@@ -172,22 +172,18 @@ class OneDevice:
             self._held.close()
 
 
-class SeveralGpus:
+class SeveralGpus(Places):
     """A court for each of several GPUs of this host: a thread waits for its processes, which see that GPU only."""
-
-    joining, in_order = False, False
 
     def __init__(self, places: Sequence[Place], say: Callable[[str], object]) -> None:
         """`say` hears for whom this one waits."""
+        super().__init__(places)
         self.device = torch.device(places[0].machine.device_type, *([0] if places[0].machine.gpu_uuid else []))
-        self.places = {place.number: place for place in places}
-        self.doing: dict[int, tuple[str, float]] = {}
         self._say = say
         self._jobs: dict[int, queue.SimpleQueue[Any]] = {}
         self._events: queue.SimpleQueue[CaseRows | Lost | BaseException] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
-        self._held = contextlib.ExitStack()
         self._unending: DoesNotEnd | None = None
 
     def assemble(self) -> Machine:
@@ -233,7 +229,7 @@ class SeveralGpus:
         return found
 
     def close(self) -> None:
-        """As Places has it; raises DoesNotEnd where a process outlives its kill."""
+        """As Places has it."""
         self._stop.set()
         for jobs in self._jobs.values():
             jobs.put(None)
@@ -246,10 +242,9 @@ class SeveralGpus:
             raise unending
 
     def _work(self, number: int, court: Court, work: Work) -> None:
-        """What the thread of a place does: one case after the other."""
 
-        def tell(doing: str, fraction: float) -> None:  # a note to look at, not a message: it comes at every round
-            self.doing[number] = (doing, fraction)
+        def tell(doing: str, share: float) -> None:  # a note to look at, not a message: it comes at every round
+            self.doing[number] = (doing, share)
 
         court.tell = tell
         try:
@@ -303,10 +298,7 @@ def check_alike(first: Place, other: Place) -> None:
 
 
 def gpus(text: str) -> list[Place]:
-    """The places that `--gpus` names, by indices as `--device cuda:INDEX` has them, or `all`.
-
-    Raises BadInput where they are not there or not alike.
-    """
+    """The places that `--gpus` names by index, or `all`; raises BadInput where they are not there or not alike."""
     count = torch.cuda.device_count()
     words = [word.strip() for word in text.split(",")]
     if text.strip() != "all" and not all(re.fullmatch(r"\d{1,4}", word) for word in words):
@@ -314,21 +306,17 @@ def gpus(text: str) -> list[Place]:
     if not count:
         raise BadInput("--gpus: this machine has no usable CUDA GPU; leave it out.")
     indices = list(range(count)) if text.strip() == "all" else [int(word) for word in words]
-    for index in indices:
-        if index >= count:
-            there = "there is only GPU 0" if count == 1 else f"there are only GPUs 0 to {count - 1}"
-            raise BadInput(f"--gpus: {index} was asked for, but {there}.")
+    if beyond := [index for index in indices if index >= count]:
+        there = "there is only GPU 0" if count == 1 else f"there are only GPUs 0 to {count - 1}"
+        raise BadInput(f"--gpus: {beyond[0]} was asked for, but {there}.")
     if len(set(indices)) < len(indices):
         raise BadInput(f"--gpus: {text} names a GPU twice; name each once.")
-    found = [_gpu(index) for index in indices]
-    for place in found:
-        check_alike(found[0], place)
+    found = []
+    for index in indices:
+        this = machine.describe(torch.device("cuda", index))
+        found.append(Place(index, this, {"CUDA_VISIBLE_DEVICES": visible(index, this.gpu_uuid, os.environ)}))
+        check_alike(found[0], found[-1])
     return found
-
-
-def _gpu(index: int) -> Place:
-    this = machine.describe(torch.device("cuda", index))
-    return Place(index, this, {"CUDA_VISIBLE_DEVICES": visible(index, this.gpu_uuid, os.environ)})
 
 
 def visible(index: int, uuid: str, environment: Mapping[str, str]) -> str:

@@ -1,57 +1,107 @@
-"""Which implementations take part in a case, which cases are affordable, and the rows before anything has run."""
+"""What a run is told before its first case; who takes part, and what fits into memory, budget and time."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import torch
 
 from swiglu_bench.cases import costs
-from swiglu_bench.cases.cases import WEIGHTS, Case, Mode
+from swiglu_bench.cases.cases import WEIGHTS, Case, Dtype, Mode, Scope
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import machine
-from swiglu_bench.machine.ceilings_cache import Ceilings
-from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.machine.ceilings_cache import Ceilings, Limits
+from swiglu_bench.measure.clock import make_clock
+from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.rows.record import Record
 
 CONTEXT_BYTES = {"cuda": 2**29, "cpu": 2**28}
 """Of the device's memory that a process takes before it does anything."""
 SPARE = 1.1
+REASONABLE_S = 1800.0
+"""Also the default of --budget where nothing is timed."""
+CALLS = 4
+"""How often a checked implementation is called at full size, with its backward; all other calls are of few tokens."""
+JUDGED_S = 1e-7
+"""Of an element of a result, each time that it is judged: measured with 44 million gradients in fp32 on two busy cores
+of a Xeon."""
+JUDGEMENTS, JUDGEMENTS_BESIDE = 4, 8
+"""Where a case is timed: of each contender's results, and of the baseline's other processes and the truth together."""
+SLOWEST_FLOPS_PER_S = 1e10
+"""What any CPU does: less work than that needs no measurement."""
+INTERPRETED = (64, 256, 256)
+"""Tokens, hidden and intermediate of the call by which the interpreter's rate is measured; a second or two."""
+
+Tell = Callable[[str, float], None]
+"""Hears what is being done, and which share of the case is done."""
+
+
+class Task(StrEnum):
+    """What a run wants of each contender."""
+
+    TIME = "time"
+    MEMORY = "memory"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run goes about its cases."""
+
+    task: Task
+    device: torch.device
+    command: str
+    run_id: str
+    baseline: str | None = None
+    """The implementation that ratios are relative to, or "" for no ratios; None: as `baseline_of` says."""
+    rule: Rule = field(default_factory=Rule)
+    cold_l2: bool = True
+    layers: int = 1
+    """The number of layers that a CUDA graph goes through."""
+    energy: bool = True
+    """On a GPU, measure joules per call."""
+    detail: bool = False
+    """Show more: of times, what is measured beside the rounds at every token count, not only at few; of tensors, how
+    the errors of their elements are distributed."""
+    interpreter: bool = False
+    trace: bool = False
+    """After the rounds, write a trace of each contender's calls below `folder`."""
+    ncu: bool = False
+    """After the rounds, read hardware counters of one call of each contender by Nsight Compute."""
+    folder: Path | None = None
+    """Where the run's files go."""
+    sanitizer: str = ""
+    """The tool of compute-sanitizer under which `verify` calls each implementation once, in place of its checks."""
+
+    def baseline_of(self, case: Case) -> str:
+        """The implementation that ratios at a case are relative to; eager's loop over experts takes far longer."""
+        if self.baseline is not None:
+            return self.baseline
+        return "grouped" if case.scope is Scope.EXPERTS else "eager"
 
 
 def blank(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> Record:
     """The row of one implementation at one case before anything has run."""
-    experts = case.shape.experts
+    shape, experts = case.shape, case.shape.experts
+    of_machine = ("host", "gpu_index", "gpu_uuid", "device", "driver", "cuda", "torch", "triton", "version")
     return Record(
-        run_id=settings.run_id,
-        command=settings.command,
-        shape=case.name,
-        hidden=case.shape.hidden,
-        intermediate=case.shape.intermediate,
-        tokens=case.tokens,
-        dtype=case.dtype.value,
-        scope=case.scope.value,
-        mode=case.mode.value,
-        seed=case.seed,
-        experts=experts.count if experts else None,
-        top_k=experts.top_k if experts else None,
-        routing=experts.routing.value if experts else "",
-        implementation=implementation.name,
-        weight_layout=implementation.weight_layout,
-        gradients=" ".join(implementation.gradients(case.scope)),
-        precision=implementation.precision_of(case).value,
-        weights_quantised=implementation.weights_quantised(case),
-        status=Status.OK,
+        run_id=settings.run_id, command=settings.command, shape=case.name, hidden=shape.hidden,
+        intermediate=shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, scope=case.scope.value,
+        mode=case.mode.value, seed=case.seed, experts=experts.count if experts else None,
+        top_k=experts.top_k if experts else None, routing=experts.routing.value if experts else "",
+        implementation=implementation.name, weight_layout=implementation.weight_layout,
+        gradients=" ".join(implementation.gradients(case.scope)), precision=implementation.precision_of(case).value,
+        weights_quantised=implementation.weights_quantised(case), timestamp=machine.now(),
         interpreted=settings.interpreter and implementation.backend == "triton",
-        host=this.host,
-        gpu_index=this.gpu_index,
-        gpu_uuid=this.gpu_uuid,
-        device=this.device,
-        driver=this.driver,
-        cuda=this.cuda,
-        torch=this.torch,
-        triton=this.triton,
-        version=this.version,
-        timestamp=machine.now(),
-    )
+        **{name: getattr(this, name) for name in of_machine},
+    )  # fmt: skip
 
 
 def inapplicable(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> str | None:
@@ -79,8 +129,7 @@ def seats(settings: Settings, case: Case, free_bytes: int, idle: int = 0) -> int
 def needed_bytes(settings: Settings, case: Case, processes: int = 1) -> float:
     """The device's memory that the judge's process and one contender's take; `processes` do so at the same time."""
     bytes_used = costs.judge_bytes(case) + costs.contender_bytes(case, settings.layers)
-    each = SPARE * bytes_used + CONTEXT_BYTES[settings.device.type]
-    return processes * each
+    return processes * (SPARE * bytes_used + CONTEXT_BYTES[settings.device.type])
 
 
 def too_large(settings: Settings, case: Case, free_bytes: int, processes: int = 1) -> str | None:
@@ -106,3 +155,72 @@ def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings
             f"--budget {math.ceil(seconds)} would time it."
         )
     return None
+
+
+# Whether a CPU can do in reasonable time what was asked for, told before anything starts; a GPU always can
+
+
+def check_work(this: machine.Machine, device: torch.device, work: Mapping[Dtype, float], option: str, few: str) -> None:
+    """Raise BadInput for `work`, in operations by dtype, that takes this CPU more than half an hour."""
+    if device.type == "cpu" and (seconds := _seconds(this, device, work)) > REASONABLE_S:
+        raise BadInput(
+            f"{option}: this would take about {_told(seconds)} on this CPU; give a smaller one or fewer {few}, or "
+            "--budget to run it anyway."
+        )
+
+
+def check_sweep(
+    settings: Settings, cases: Sequence[Case], implementations: Sequence[Implementation], this: machine.Machine,
+    budget_s: float,
+) -> None:  # fmt: skip
+    """Raise BadInput for what takes this CPU longer than --budget, or if timed, half an hour and all cases' budgets."""
+    timed, work, interpreted, judged_s = settings.task is Task.TIME, dict.fromkeys(Dtype, 0.0), 0.0, 0.0
+    for case in cases:
+        here = [
+            known
+            for known in implementations
+            if known.refuses(case) is None and known.unavailable("cpu", settings.interpreter) is None
+        ]
+        by_triton = sum(known.backend == "triton" for known in here)
+        names = (*WEIGHTS[case.scope], "x")
+        work[case.dtype] += (len(here) - by_triton + 1) * CALLS * costs.flops(case, names)  # 1: the reference
+        interpreted += by_triton * CALLS * costs.flops(dataclasses.replace(case, mode=Mode.FORWARD), names)
+        if timed:
+            size = costs.tensor_elements(case)
+            results = size["output"] + sum(size[name] for name in names if case.mode is not Mode.FORWARD)
+            judged_s += JUDGED_S * results * (len(here) * JUDGEMENTS + JUDGEMENTS_BESIDE)
+    share = len(cases) if timed else 1  # the budget is for each case
+    allowed_s = max(REASONABLE_S, budget_s * share) if timed else budget_s
+    if timed and judged_s + sum(work.values()) / SLOWEST_FLOPS_PER_S <= allowed_s:
+        return
+    seconds = judged_s + _seconds(this, settings.device, work)
+    if interpreted and seconds <= allowed_s:
+        seconds += interpreted / _interpreter_flops_per_s()
+    if seconds > allowed_s:
+        what = "to check the results" if timed else str(settings.task)
+        raise BadInput(
+            f"--shapes: {what} would take about {_told(seconds)} on this CPU; give smaller ones, fewer "
+            f"--tokens or --impl, or --budget {math.ceil(seconds / share)} to run it anyway."
+        )
+
+
+def _seconds(this: machine.Machine, device: torch.device, work: Mapping[Dtype, float]) -> float:
+    limits = Limits(this, device, make_clock(device))
+    return sum(
+        flops / limits.product(getattr(torch, dtype.value)).value / 1e12 for dtype, flops in work.items() if flops
+    )
+
+
+def _interpreter_flops_per_s() -> float:
+    """The rate at which Triton's interpreter, which the process has switched on, runs the portable forward."""
+    from swiglu_kernels import swiglu_glu
+
+    tokens, hidden, intermediate = INTERPRETED
+    x, *weights = (torch.randn(rows, hidden) for rows in (tokens, intermediate, intermediate))
+    started = time.perf_counter()
+    swiglu_glu(x, *weights)
+    return 4 * math.prod(INTERPRETED) / (time.perf_counter() - started)
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} minutes" if seconds < 2 * 3600 else f"{seconds / 3600:,.0f} hours"

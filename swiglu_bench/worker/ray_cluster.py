@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.version import __version__
 from swiglu_bench.worker.member import Member
-from swiglu_bench.worker.places import CaseRows, Lost, Place, Work, check_alike
+from swiglu_bench.worker.places import CaseRows, Lost, Place, Places, Work, check_alike
 
 CONNECT_S = 5.0
 """For the cluster's address to take a connection."""
@@ -44,47 +45,36 @@ MOST_CHARACTERS = 300
 
 @dataclass
 class _Actor:
-    """An actor and what it was asked."""
-
     handle: Any
     question: str
     """hello, start, or run_case."""
     place: Place | None = None
 
 
-@dataclass
-class RayCluster:
+class RayCluster(Places):
     """The actors of one run."""
 
-    address: str
-    wanted_device: str | None
-    say: Callable[[str], object]
-    """Hears of places that are turned away."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set in every actor."""
-
-    in_order: bool = field(default=False, init=False)
-    places: dict[int, Place] = field(default_factory=dict, init=False)
-    doing: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
-    device: torch.device = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Connect. Raises BadInput where Ray is missing, nobody answers, or the cluster has no such device."""
-        if self.wanted_device not in (None, "cpu", "cuda"):
-            raise BadInput(f"--device: with --ray {self.wanted_device!r} names nothing; give cpu or cuda.")
-        self._ray = _connected(self.address)
+    def __init__(
+        self, address: str, device: str | None, say: Callable[[str], object],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Connect; `say` hears of rejected places. Raises BadInput where there is no cluster or no such device."""
+        super().__init__()
+        self.address, self._say, self._environment = address, say, dict(environment)
+        if device not in (None, "cpu", "cuda"):
+            raise BadInput(f"--device: with --ray {device!r} names nothing; give cpu or cuda.")
+        self._ray = _connected(address)
         self._actors: dict[int, _Actor] = {}
         self._asked: dict[Any, int] = {}
-        self._hired = self._count = self._replaced = 0
+        self._hired = self._replaced = 0
         self._first: Place | None = None
         self._run: tuple[Work, Mapping[str, bytes]] | None = None
         self._last_place_s = self._last_look_s = 0.0
         there = self._ray.cluster_resources()
-        count = int(there.get("GPU", 0))
-        kind = "cpu" if self.wanted_device == "cpu" or not (self.wanted_device or count) else "cuda"
-        if kind == "cuda" and not count:
+        kind = "cpu" if device == "cpu" or not (device or there.get("GPU")) else "cuda"
+        if kind == "cuda" and not there.get("GPU"):
             self.close()
-            raise BadInput(f"--device: {self.wanted_device} was asked for, but the cluster has no GPU; give cpu.")
+            raise BadInput(f"--device: {device} was asked for, but the cluster has no GPU; give cpu.")
         self.device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
         self._resource = "GPU" if kind == "cuda" else "CPU"
         self._count = int(there.get(self._resource, 0))
@@ -142,7 +132,7 @@ class RayCluster:
                 if number in self.places:
                     found.append(Lost(number, reason_of(answer)))
                 else:
-                    self.say(f"A place could not join: {reason_of(answer)}.")
+                    self._say(f"A place could not join: {reason_of(answer)}.")
                 self._dismiss(number)
                 if self._replaced < max(LEAST_REPLACEMENTS, self._count):
                     self._replaced += 1
@@ -154,7 +144,7 @@ class RayCluster:
                 try:
                     self._let_in(number, answer)
                 except BadInput as error:
-                    self.say(f"A place is left out. {error}")
+                    self._say(f"A place is left out. {error}")
                     self._dismiss(number)
         return found
 
@@ -170,13 +160,19 @@ class RayCluster:
         self._ray.shutdown()
 
     def _let_in(self, number: int, answer: Any) -> None:
-        """One step further with an actor that joins; raises BadInput where it cannot."""
-        if self._actors[number].question == "start":
-            self._take_in(number, answer)
+        actor = self._actors[number]
+        if actor.question != "start":
+            self._greet(number, answer)
+            assert self._run is not None
+            self._ask(number, "start", *self._run)
             return
-        self._greet(number, answer)
-        assert self._run is not None
-        self._ask(number, "start", *self._run)
+        if isinstance(answer, Exception):
+            raise BadInput(f"--ray: a process of the cluster could not start: {reason_of(answer)}.")
+        assert actor.place is not None
+        if answer:
+            raise BadInput(f"{actor.place.name}: {answer}")
+        actor.question = ""
+        self.places = {**self.places, number: actor.place}
 
     def _grow(self) -> None:
         """Now and then, an actor for each GPU that has come to the cluster."""
@@ -192,11 +188,10 @@ class RayCluster:
         self._count = max(count, self._count)
 
     def _hire(self) -> None:
-        """Ask Ray for one more actor."""
         cpus = 1 if self._resource == "CPU" else 0
         make = self._ray.remote(num_cpus=cpus, num_gpus=1 - cpus, max_restarts=0, max_task_retries=0)(Member)
         number, self._hired = self._hired, self._hired + 1
-        self._actors[number] = _Actor(make.remote(str(self.device), dict(self.environment)), "")
+        self._actors[number] = _Actor(make.remote(str(self.device), self._environment), "")
         self._ask(number, "hello")
 
     def _ask(self, number: int, question: str, *arguments: Any) -> None:
@@ -241,19 +236,7 @@ class RayCluster:
         self._actors[number].question = ""
         return place
 
-    def _take_in(self, number: int, answer: Any) -> None:
-        """A place that is ready, or why it is not."""
-        actor = self._actors[number]
-        if isinstance(answer, Exception):
-            raise BadInput(f"--ray: a process of the cluster could not start: {reason_of(answer)}.")
-        assert actor.place is not None
-        if answer:
-            raise BadInput(f"{actor.place.name}: {answer}")
-        actor.question = ""
-        self.places = {**self.places, number: actor.place}
-
     def _dismiss(self, number: int) -> None:
-        """Kill an actor and all that it started."""
         actor = self._actors.pop(number)
         self._asked = {reference: whose for reference, whose in self._asked.items() if whose != number}
         self.places = {other: place for other, place in self.places.items() if other != number}
@@ -261,7 +244,6 @@ class RayCluster:
 
 
 def _connected(address: str) -> Any:
-    """Ray, connected to a cluster. Raises BadInput where that cannot be."""
     if importlib.util.find_spec("ray") is None:
         raise BadInput("--ray needs Ray, which is not installed; install swiglu-bench[cluster].")
     if "://" in address:

@@ -34,7 +34,7 @@ from swiglu_bench.worker.admission import results_of
 from swiglu_bench.worker.batches import SHARE, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
-from swiglu_bench.worker.reports import SampleReport
+from swiglu_bench.worker.worker import SampleReport
 
 FULL_SHARE = 0.02
 """Of the rounds that are judged in full, besides the last."""
@@ -126,10 +126,7 @@ class RoundJudge:
 def contender_of(
     contender: Contender, judge: RoundJudge, method: str = "sample", led: Mode | None = None, latency: bool = False
 ) -> rounds.TimedCall:
-    """A contender's turns as the rounds take them: by a method of its Workbench, given a draw and a lead.
-
-    `led` is the case's mode, where samples have a turn of their own as `led_sample` takes it.
-    """
+    """A contender's turns in rounds, by a method of its Workbench, or with `led`, the case's mode, by `led_sample`."""
 
     def take(number: int, lead_us: float) -> Sample:
         draw = judge.draw(number, contender.name)
@@ -162,7 +159,7 @@ def led_sample(
 
 
 class Turns:
-    """The turns of contender case's contenders."""
+    """The turns of a case's contenders."""
 
     def __init__(self, court: Judging, mode: Mode, equals: Sequence[Contender], others: Sequence[Contender]) -> None:
         """`equals` are processes of the baseline."""
@@ -192,7 +189,6 @@ class Turns:
         return failures
 
     def _excess_ms(self, name: str, samples: Mapping[str, Sequence[Sample]]) -> tuple[float, float]:
-        """What a contender's turns take beyond what is allowed, and the difference between the baseline's processes."""
         usual = [_beside_ms(samples[contender.name]) for contender in self._equals if samples[contender.name]]
         if not usual or not samples[name]:
             return 0.0, 0.0
@@ -201,7 +197,6 @@ class Turns:
         return _beside_ms(samples[name]) - percentile(usual, 50) - unseen_ms, 2 * (max(usual) - min(usual))
 
     def _look_again(self, suspect: Contender) -> dict[str, list[Sample]]:
-        """Turns of a contender and of the baseline's processes, contender after the other."""
         found: dict[str, list[Sample]] = {contender.name: [] for contender in (suspect, *self._equals)}
         leads = dict.fromkeys(found, 100.0)
         for number in range(LOOK_WARMUPS + LOOK_TURNS):
@@ -228,7 +223,6 @@ def alone_ms(baseline: Contender) -> list[float]:
 
 
 def _times(contender: Contender) -> Iterator[float]:
-    """Times of successive calls, each on new inputs, taken as they are asked for."""
     lead_us, least_us = 100.0, math.inf
     while True:
         report = contender.ask(SampleReport, "sample", Draw(new_seed()), lead_us)
@@ -269,11 +263,9 @@ def slows_the_next(baseline: Contender, other: Contender) -> bool:
 
 
 def find_culprit(
-    baseline: Contender,
-    others: Sequence[Contender],
-    revive: Callable[[Contender], Contender | None],
+    baseline: Contender, others: Sequence[Contender], revive: Callable[[Contender], Contender | None],
     before: Sequence[float],
-) -> Contender | None:
+) -> Contender | None:  # fmt: skip
     """The contender whose process makes the baseline slower than `before`, or None.
 
     One after the other is ended; the baseline has to be faster without it, and slower again once it is back. `revive`

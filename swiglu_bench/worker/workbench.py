@@ -6,10 +6,11 @@ Nothing is judged here, and no time that counts is kept: results go into the let
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,14 +22,23 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built, Call, Produced, add_up
-from swiglu_bench.check.conduct import GlobalState, put_functions_back, random_state
 from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.results import Letterbox, Sizes, fingerprint, form_fault, poison
+from swiglu_bench.check.results import (
+    GlobalState,
+    Letterbox,
+    Sizes,
+    fingerprint,
+    form_fault,
+    poison,
+    put_functions_back,
+    random_state,
+)
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
 from swiglu_bench.measure.resources import Graph, capture
 from swiglu_bench.worker.ahead import choose_nothing, every_candidate
-from swiglu_bench.worker.reports import (
+from swiglu_bench.worker.policy import Settings
+from swiglu_bench.worker.worker import (
     BuildReport,
     CallReport,
     FaultReport,
@@ -36,7 +46,6 @@ from swiglu_bench.worker.reports import (
     SampleReport,
     UsageReport,
 )  # fmt: skip
-from swiglu_bench.worker.settings import Settings
 
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""
@@ -56,22 +65,23 @@ class Workbench:
         self._device = settings.device
         self._on_gpu = settings.device.type == "cuda"
         torch.zeros((), device=settings.device)
-        self._clock: Clock | None = None
-        self._latency: LatencyClock | None = None
         self._boxes: dict[str, Letterbox] = {}
-        self._earlier: tuple[Produced, dict[str, Tensor]] = ({}, {})
+        self._earlier: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         self._begun: Call | None = None
         self._graph: Graph | None = None
         self._layers: list[Built] = []
         self._state = state or GlobalState()
         self._replaced: set[str] = set()
 
-    @property
+    @cached_property
     def clock(self) -> Clock:
         """The device's clock."""
-        if self._clock is None:
-            self._clock = make_clock(self._device, self.settings.cold_l2)
-        return self._clock
+        return make_clock(self._device, self.settings.cold_l2)
+
+    @cached_property
+    def _latency(self) -> LatencyClock:
+        assert isinstance(self.clock, CudaClock)
+        return LatencyClock(self.clock)
 
     def warm_up(self, case: Case) -> None:
         """Do the suite's own part of a call once, at a small size: what torch and CUDA load lazily is loaded then.
@@ -111,8 +121,7 @@ class Workbench:
     def forget(self) -> None:
         """Let go of the last case, and of the device's memory."""
         for name in ("_built", "_problem", "_weights"):
-            if hasattr(self, name):
-                delattr(self, name)
+            self.__dict__.pop(name, None)
         self._earlier, self._begun, self._graph, self._layers = ({}, {}), None, None, []
         self._boxes.clear()
         torch.cuda.empty_cache()
@@ -133,7 +142,7 @@ class Workbench:
         """One call, forward alone or with its backward, watched: what it changes that it must not, what comes late."""
         problem, built = self._problem, self._built
         overwrites = built.implementation.overwrites if train else frozenset()
-        before = {name: fingerprint(value) for name, value in self._weights.items()}
+        before = _fingerprints(self._weights)
         chance = random_state()
         poison(problem, backward=train)
         if self._on_gpu and _sleep is not None:
@@ -142,21 +151,21 @@ class Workbench:
         if built.hand_over:
             built.hand_over(handed)
         produced = built.train(draw) if train else built.infer(draw)
-        prints = _fingerprints(produced)  # queued right behind the work, read when everything is done
+        prints = _fingerprints(_plain(produced))  # queued right behind the work, read when everything is done
         desk = built.desk
         others = [value for name, value in desk.given.items() if name not in overwrites]
         delivered, faults = self._deliver("results", produced, [*others, *self._weights.values()])
         self.clock.synchronize()
-        late = _changed(produced, prints)
+        late = _changed(_plain(produced), prints)
         for name in late:
             faults[name] = FaultReport(check="complete on return", reason="was not complete when its stream was done")
-        for name in _changed(*self._earlier) - late:
-            if name in produced and not self._lies_on_desk(self._earlier[0][name]):
+        for name in _changed(*self._earlier):
+            if name in produced and name not in late and not self._lies_on_desk(self._earlier[0][name]):
                 faults.setdefault(name, FaultReport(check="kept", reason="was changed by the next call"))
         conduct = self._conduct(draw, overwrites, before, train and bool(built.gradients))
         if self._earlier[0] and random_state() != chance:  # the first call may tune itself with random numbers
             conduct["random state"] = "drew from a global random number generator, which SwiGLU does not need"
-        self._earlier = produced, prints
+        self._earlier = _plain(produced), prints
         operands = self._deliver_operands(handed, conduct) if built.hand_over else None
         if self._on_gpu:  # other processes need the memory that this one's allocator would keep
             torch.cuda.empty_cache()
@@ -197,25 +206,23 @@ class Workbench:
         self.clock.synchronize()
 
     def sample(self, draw: Draw, lead_us: float, latency: bool = False, led: bool = False) -> SampleReport:
-        """One timed call of the case's mode; inputs are drawn behind the spin that holds the GPU.
-
-        `led`: its `lead_in` was asked for before.
-        """
-        if latency and self._latency is None:
-            assert isinstance(self.clock, CudaClock)
-            self._latency = LatencyClock(self.clock)
-        clock = self._latency if latency and self._latency else self.clock
+        """One timed call of the case's mode, inputs drawn behind the spin; `led`: its `lead_in` came before."""
         if not led:
             self.lead_in(draw)
         begun, self._begun = self._begun, None
         call = begun or self._built.call(self._problem.case.mode, draw, upstream_first=latency)
-        pause = contextlib.nullcontext if latency else clock.pause
+        pause = contextlib.nullcontext if latency else self.clock.pause
+        clock = self._latency if latency else self.clock
         return self._take(clock, lambda: call.run(pause), lambda: call.prepare(draw), call.results, lead_us)
 
     def record(self, mode: Mode) -> str:
         """Record the work of a mode, for all layers, as a CUDA graph; why it cannot be recorded, or ""."""
         try:
-            self._layers = [self._built, *(self._further_layer() for _ in range(1, self.settings.layers))]
+            self._layers = [self._built]
+            for _ in range(1, self.settings.layers):  # built again, on the same weights in memory of their own
+                again = make_problem(self._problem.case, self._device, self._problem.extras, self._weights_seed)
+                self._layers.append(Built(self._implementation, again))
+                _lay_out(self._layers[-1], Draw(self._weights_seed))
             calls = [built.recordable(mode) for built in self._layers]
             self._graph = capture(lambda: [call() for call in calls], self._device)
         except Exception as error:  # whatever a contender or CUDA has against being recorded
@@ -223,13 +230,6 @@ class Workbench:
             self._must_answer(error)
             return f"It cannot be recorded: {one_line(error)}"
         return ""
-
-    def _further_layer(self) -> Built:
-        """The implementation built again, on the same weights in memory of their own."""
-        problem = make_problem(self._problem.case, self._device, self._problem.extras, self._weights_seed)
-        built = Built(self._implementation, problem)
-        _lay_out(built, Draw(self._weights_seed))
-        return built
 
     def replay(self, draw: Draw, lead_us: float) -> SampleReport:
         """One timed replay on new inputs, which are copied in before it.
@@ -261,10 +261,7 @@ class Workbench:
         self.clock.synchronize()
 
     def accumulate(self, draws: Sequence[Draw], weights_seed: int | None) -> CallReport:
-        """Be used as in training at the case's size, with other weights where a seed is given; back to its own then.
-
-        The sums of all results are handed over.
-        """
+        """Train at the case's size, with other weights if a seed is given, then restore its own; hand over the sums."""
         built, case = self._built, self._problem.case
 
         def weights_of(seed: int) -> dict[str, Tensor]:
@@ -310,8 +307,7 @@ class Workbench:
 
     def memory(self, draw: Draw) -> MemoryReport:
         """Bytes of one forward and backward."""
-        use = self._built.memory(draw)
-        return MemoryReport(saved_bytes=use.saved_bytes, peak_bytes=use.peak_bytes, kept_bytes=use.kept_bytes)
+        return MemoryReport(**dataclasses.asdict(self._built.memory(draw)))
 
     def deliver_weights(self) -> CallReport:
         """Hand over the weights as the contender has them now."""
@@ -350,7 +346,9 @@ class Workbench:
                 self._must_answer(error)
                 raised[name] = one_line(error)
 
-        _allow_recompiling()
+        config: Any = sys.modules.get("torch._dynamo.config")
+        if config is not None:  # a function may be compiled for the case and for every scenario, each in its own sizes
+            config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
         try:
             given = usage.arrange(self._implementation, case, self._device, seeds)
         except Exception as error:
@@ -371,25 +369,16 @@ class Workbench:
         self, clock: Clock, run: Callable[[], object], prepare: Callable[[], None],
         results: Callable[[], Produced], lead_us: float,
     ) -> SampleReport:  # fmt: skip
-        handed: tuple[list[str], dict[str, FaultReport]] = ([], {})
-
-        def hand_over() -> None:
-            nonlocal handed
-            handed = self._deliver("results", results(), [])
-
-        taken = clock.sample(run, lead_us, prepare, hand_over)
+        handed: list[tuple[list[str], dict[str, FaultReport]]] = []
+        taken = clock.sample(run, lead_us, prepare, lambda: handed.append(self._deliver("results", results(), [])))
         self.clock.synchronize()  # other streams of the contender's own included
+        ((delivered, faults),) = handed
         return SampleReport(
-            ms=max(taken.ms, 0.0),
-            host_us=max(taken.host_us, 0.0),
-            queue_us=taken.queue_us,
-            queue_filled=taken.queue_filled,
-            delivered=handed[0],
-            faults=handed[1],
-        )
+            ms=max(taken.ms, 0.0), host_us=max(taken.host_us, 0.0), queue_us=taken.queue_us,
+            queue_filled=taken.queue_filled, delivered=delivered, faults=faults,
+        )  # fmt: skip
 
     def _deliver(self, kind: str, produced: Produced, others: list[Tensor]) -> tuple[list[str], dict[str, FaultReport]]:
-        """Copy results of the right form into the letterbox, on the current stream; what is wrong with the others."""
         delivered: list[str] = []
         faults: dict[str, FaultReport] = {}
         places = self._boxes[kind].tensors
@@ -406,29 +395,24 @@ class Workbench:
     def _conduct(
         self, draw: Draw, overwrites: frozenset[str], before: Mapping[str, Tensor], train: bool
     ) -> dict[str, str]:
-        """Changed inputs and weights, by the name of the check."""
         found: dict[str, str] = {}
         desk = self._built.desk
-        now = {name: fingerprint(value) for name, value in desk.given.items()}
+        torn = _changed(self._weights, before)
+        if torn:
+            found["inputs unchanged"] = f"changed its parameters {', '.join(torn)}"
+        now = _fingerprints(desk.given)
         desk.activations(draw)
         if train:
             desk.upstream(draw)
-        spoilt = [
-            name for name, mark in now.items()
-            if name not in overwrites and not torch.equal(mark, fingerprint(desk.given[name]))
-        ]  # fmt: skip
+        spoilt = [name for name in _changed(desk.given, now) if name not in overwrites]
         if spoilt:
             found["inputs unchanged"] = f"changed its inputs {', '.join(spoilt)}"
-        after = {name: fingerprint(value) for name, value in self._weights.items()}
-        torn = [name for name, mark in before.items() if not torch.equal(mark, after[name])]
-        if torn:
-            found.setdefault("inputs unchanged", f"changed its parameters {', '.join(torn)}")
         return found
 
-    def _lies_on_desk(self, value: object) -> bool:
+    def _lies_on_desk(self, value: Tensor) -> bool:
         """Whether a result shares memory with the inputs, which the next call overwrites; only what is declared may."""
         places = {place.untyped_storage().data_ptr() for place in self._built.desk.given.values()}
-        return type(value) is Tensor and value.untyped_storage().data_ptr() in places
+        return value.untyped_storage().data_ptr() in places
 
     def _must_answer(self, error: Exception) -> None:
         if not answers(self._device):
@@ -446,30 +430,24 @@ def forget_compiled() -> None:
         torch.compiler.reset()
 
 
-def _allow_recompiling() -> None:
-    """Let a function be compiled for a case and for every scenario of a model's use, each in its own sizes."""
-    config: Any = sys.modules.get("torch._dynamo.config")
-    if config is not None:
-        config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
-
-
 def _lay_out(built: Built, draw: Draw) -> None:
-    """Draw a recorded call's inputs."""
     with torch.no_grad():
         built.desk.activations(draw)
         built.desk.upstream(draw)
 
 
-def _fingerprints(produced: Produced) -> dict[str, Tensor]:
-    return {name: fingerprint(value) for name, value in produced.items() if _plain(value)}
+def _fingerprints(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: fingerprint(value) for name, value in values.items()}
 
 
-def _changed(produced: Produced, prints: Mapping[str, Tensor]) -> set[str]:
-    """Names of the tensors that are not what they were when their fingerprints were taken."""
-    return {name for name, mark in _fingerprints(produced).items() if not torch.equal(mark, prints[name])}
+def _changed(values: Mapping[str, Tensor], prints: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, mark in _fingerprints(values).items() if not torch.equal(mark, prints[name])]
 
 
-def _plain(value: object) -> bool:
-    with contextlib.suppress(RuntimeError):
-        return type(value) is Tensor and value.layout is torch.strided and not value.is_nested and not value.is_meta
-    return False
+def _plain(produced: Produced) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, value in produced.items():
+        with contextlib.suppress(RuntimeError):
+            if type(value) is Tensor and value.layout is torch.strided and not value.is_nested and not value.is_meta:
+                found[name] = value
+    return found

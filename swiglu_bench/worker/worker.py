@@ -1,4 +1,4 @@
-"""What runs in a child process: it answers one question after the other, by the object of its role.
+"""What runs in a child process: it answers one question after the other.
 
 A contender's process has a Workbench and no judge, the judge's has a JudgeBench and imports no contender. A question is
 the name of a method and its arguments. A contender's process answers in JSON: pickled objects would run code in its
@@ -24,25 +24,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+import pydantic
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.check.conduct import GlobalState
+from swiglu_bench.check.results import GlobalState
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.measure.clock import DeviceLost, answers
+from swiglu_bench.measure.clock import DeviceLost, Sample, answers
 from swiglu_bench.worker import forkserver, policy
 from swiglu_bench.worker.ahead import keep_no_choice
 from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.reports import Report
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
-CONTENDER, JUDGE = f"{__name__}:ContenderRole", f"{__name__}:JudgeRole"
-"""The classes of the objects that answer; other folders have roles of their own."""
+CONTENDER, JUDGE = "contender", "judge"
+"""The roles of processes: the judge's alone is trusted."""
 MOST_BYTES = 2**24
 """Of one answer."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -65,7 +66,7 @@ class Setting:
         return cls(log, changed, torch.get_num_threads(), sources.origins())
 
 
-class _Role:
+class Role:
     """Answers the first question itself, which begins the process, and passes all others to its bench."""
 
     _bench: Any = None
@@ -79,17 +80,9 @@ class _Role:
             raise AttributeError(name)
         return getattr(self._bench, name)
 
-
-class JudgeRole(_Role):
-    """The judge's process."""
-
-    def begin(self, settings: Settings, this: Machine) -> None:
-        """Make the device's context."""
+    def begin_judge(self, settings: Settings, this: Machine) -> None:
+        """Be the judge's process from now on."""
         self._bench = JudgeBench(settings, this)
-
-
-class ContenderRole(_Role):
-    """A contender's process, and what it is asked before and beside the questions to its Workbench."""
 
     def declare(self, address: str) -> dict[str, Any]:
         """What the implementation at an address declares; its code runs here."""
@@ -98,7 +91,7 @@ class ContenderRole(_Role):
     def begin(self, settings: Settings, declared: Implementation, bench: str) -> None:
         """Import what an implementation needs, and be its process from now on; `bench` is the class that answers.
 
-        What fails to import fails again at the build, and is told there; its own file has to load here.
+        What fails to import fails again, and is told, at the build; its own file has to load here.
         """
         answers_by = pkgutil.resolve_name(bench)
         state = GlobalState()
@@ -114,23 +107,17 @@ class ContenderRole(_Role):
             raise
 
 
-def address_of(bench: type) -> str:
-    """How a child finds a class."""
-    return f"{bench.__module__}:{bench.__qualname__}"
-
-
 def serve(pipe: Connection, role: str, setting: Setting) -> None:
     """Answer questions until the pipe closes."""
     settle(setting)
-    trusted = role == JUDGE
-    answerer = pkgutil.resolve_name(role)()
+    answerer = Role()
     while True:
         try:
             method, arguments = pipe.recv()
         except EOFError:
             return
         kind, value = answer(answerer, method, arguments)
-        if trusted:
+        if role == JUDGE:
             pipe.send((kind, value))
         else:
             pipe.send_bytes(json.dumps((kind, value)).encode())
@@ -141,26 +128,18 @@ def serve(pipe: Connection, role: str, setting: Setting) -> None:
 def answer(answerer: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
     """How a question ends, and what is answered, reports as plain data, or what was raised, in one line."""
     try:
-        return "answer", _plain(getattr(answerer, method)(*arguments))
+        value = getattr(answerer, method)(*arguments)
+        return "answer", value.model_dump(mode="json") if isinstance(value, Report) else value
     except BadInput as error:
         return "refused", str(error)
     except DeviceLost as error:
         return "lost", one_line(error)
     except Exception as error:  # a contender may raise anything
-        _log(error)
+        with suppress(Exception):  # such as one whose text cannot be had
+            logging.getLogger("swiglu_bench").info("An implementation raised:", exc_info=error)
         if isinstance(error, RuntimeError) and torch.cuda.is_initialized() and not answers(torch.device("cuda")):
             return "lost", one_line(error)
         return "failed", one_line(error)
-
-
-def _log(error: Exception) -> None:
-    """The stack, into the log; an exception whose text cannot be had is one, too."""
-    with suppress(Exception):
-        logging.getLogger("swiglu_bench").info("An implementation raised:", exc_info=error)
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, Report) else value
 
 
 def settle(setting: Setting) -> None:
@@ -201,3 +180,94 @@ def _end_with_parent() -> None:
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+# What a contender's process tells its parent: it comes as JSON and is checked, for the sender may be anything
+
+MOST_REASON = 2000
+Text = Annotated[str, Field(max_length=MOST_REASON)]
+Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Malformed(ValueError):
+    """A report that is none: one phrase."""
+
+
+class Report(BaseModel):
+    """The base of all: nothing more and nothing less than its fields, in their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def checked(cls, data: object) -> Self:
+        """The report in what a process sent; raises Malformed."""
+        try:
+            return cls.model_validate(data)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the message"
+            raise Malformed(f"its process sent a malformed report ({place}: {first['msg']})") from None
+
+
+class FaultReport(Report):
+    """Why a tensor's values do not count."""
+
+    check: Text
+    reason: Text
+
+
+class CallReport(Report):
+    """One untimed call: which results lie in the letterbox, and what is wrong with the others."""
+
+    delivered: list[Text]
+    faults: dict[Text, FaultReport]
+    """By the name of a result."""
+    conduct: dict[Text, Text]
+    """By the name of a check: faults that belong to no result."""
+    operands: list[Text] | None = None
+    """Names of the operands whose codes and scales lie in their letterboxes; None where it hands over none."""
+
+
+class SampleReport(Report):
+    """One timed call."""
+
+    ms: Duration
+    host_us: Duration
+    queue_us: Duration
+    queue_filled: bool
+    delivered: list[Text]
+    faults: dict[Text, FaultReport]
+
+    def sample(self) -> Sample:
+        """Its times, without the call's result."""
+        return Sample(self.ms, self.host_us, self.queue_us, self.queue_filled, None)
+
+
+class BuildReport(Report):
+    """An implementation that was built."""
+
+    gradients: list[Text]
+    """Names of the gradients that it yields."""
+
+
+class MemoryReport(Report):
+    """Bytes above inputs and weights."""
+
+    saved_bytes: int
+    peak_bytes: int
+    kept_bytes: int
+
+
+class UsageReport(Report):
+    """The scenarios of one implementation: results that lie in the letterbox, and those that ended with an error."""
+
+    delivered: list[Text]
+    raised: dict[Text, Text]
+    """By scenario."""
+
+
+class CheckReport(Report):
+    """One check of the contract."""
+
+    verdict: Literal["pass", "fail", "unsupported", "not run"]
+    reason: Text

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from swiglu_bench.check.conduct import PUT_BACK, SETTINGS, GlobalState, put_functions_back, random_state
+from swiglu_bench.check.results import PUT_BACK, SETTINGS, GlobalState, put_functions_back, random_state
 
 
 class Mode(TorchFunctionMode):

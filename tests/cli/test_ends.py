@@ -32,22 +32,6 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 @needs_full
-@pytest.mark.parametrize(
-    "arguments",
-    [("--help",), ("show", RUN), ("show", RUN, "--format", "json"), ("history", RUN.parent), ("compare", RUN, RUN),
-     ("tp", "--device", "cpu", "--shapes", "16x32", "--tokens", 8, "--dry-run")],
-    ids=lambda arguments: arguments[0],
-)  # fmt: skip
-def test_what_is_printed_on_a_full_disk_is_missed_once(arguments: tuple[object, ...]) -> None:
-    with FULL.open("w") as full:
-        code, _, err = ended(start(*arguments, stdout=full))
-    assert code == 1
-    assert err.count("\n") == 1
-    assert "stdout" in err
-    assert os.strerror(28) in err
-
-
-@needs_full
 def test_a_sweep_goes_on_and_keeps_its_rows(tmp_path: Path) -> None:
     with FULL.open("w") as full:
         code, _, err = ended(start("verify", *CASE, "--scope", "glu", "--out", tmp_path / "out", stdout=full))
@@ -63,14 +47,6 @@ def test_who_reads_a_part_is_told_nothing() -> None:
     process.stdout.close()
     process.stdout = None
     assert ended(process)[::2] == (0, "")
-
-
-def test_a_terminal_with_few_characters_shows_what_it_can() -> None:
-    """Its bar, too."""
-    environment = {"PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
-    code, out, err = ended(start("forward", *CASE, "--budget", "0.1", "--no-csv", env=environment))
-    assert code in {0, 1}, err
-    assert "eager" in out
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal elsewhere, too, but is not sent like this")

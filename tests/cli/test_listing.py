@@ -12,7 +12,7 @@ from swiglu_bench.cases.shapes import config_names
 from swiglu_bench.cli import listing
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.worker import policy
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
 

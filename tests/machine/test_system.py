@@ -15,7 +15,7 @@ from fake_nvml import FakeNvml, NVMLError, install
 from swiglu_bench.machine import system as module
 from swiglu_bench.machine.system import THROTTLES, Gpu, LoadWatch, NoAnswer, look
 from swiglu_bench.rows.record import GpuState, Load
-from swiglu_bench.worker.competitor import competitors
+from swiglu_bench.worker.ahead import competitors
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="the load is read from /proc")
 SPIN = "import time\nwhile time.process_time() < 1.0: pass"

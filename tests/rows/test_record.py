@@ -1,6 +1,5 @@
 import dataclasses
 
-import pytest
 from specimens import a_check, a_record
 
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status
@@ -39,20 +38,6 @@ def test_the_worst_tensor_is_the_row_s_error_and_all_that_fail_are_named() -> No
     record.remark("One.")
     record.remark("Two.")
     assert record.remarks == "One. Two."
-
-
-def test_what_was_used_of_the_budget() -> None:
-    check = a_check(error=1.0, allowed=2.0, max_error=3.0, max_allowed=4.0)
-    assert check.used == 0.75
-    assert dataclasses.replace(check, max_error=0.0, max_allowed=0.0).used == 0.5
-    assert dataclasses.replace(check, error=float("inf")).used == float("inf")
-
-
-def test_the_interval_and_the_noise_are_there_or_not() -> None:
-    assert a_record().interval == (0.8, 0.79, 0.81)
-    assert a_record(ratio_low=None).interval is None
-    assert a_record(aa_low=0.97, aa_high=1.02).noise == pytest.approx(0.03)
-    assert a_record().noise is None
 
 
 def test_a_row_that_ends_badly_after_it_was_timed_has_no_figures() -> None:

@@ -18,10 +18,9 @@ from places import SUPPORT
 from specimens import a_bare_record, a_check
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows import samples
-from swiglu_bench.rows.csv_table import CutShort
+from swiglu_bench.rows.figures import CutShort
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, GpuState, Record, Status
-from swiglu_bench.rows.run_folder import read_rows
+from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS, read_rows
 from swiglu_bench.show import text
 from swiglu_bench.show.text import CsvFile
 
@@ -187,7 +186,7 @@ def test_samples_of_a_row_that_a_kill_prevented_go_too(tmp_path: Path) -> None:
     write_all(tmp_path, a_bare_record(samples_ms=(1.0,)))
     (tmp_path / "records.csv").write_text(",".join(COLUMNS) + "\n")
     CsvFile(tmp_path, warn=pytest.fail).drop(lambda row: False)
-    assert lines(tmp_path / "samples.csv") == [list(samples.COLUMNS["run"])]
+    assert lines(tmp_path / "samples.csv") == [list(SAMPLE_COLUMNS["run"])]
 
 
 def test_what_cannot_be_removed_is_told_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows.record import Record
 from swiglu_bench.tasks.sweep import task_of
 from swiglu_bench.worker.places import OneDevice, Place, Work
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
 
 
 def one_device(settings: Settings, this: Machine, in_process: bool = True) -> OneDevice:

@@ -25,7 +25,7 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import court, judge_bench, policy, workbench
 from swiglu_bench.worker.batches import Batches
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -228,7 +228,7 @@ def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
 def test_where_not_all_fit_a_process_ends_whatever_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    class Noted(court.ProcessContender):
+    class Noted(court.Contender):
         def ask(self, kind: Any, method: str, *arguments: Any) -> Any:
             told.append(f"{self.name} {method}")
             return super().ask(kind, method, *arguments)
@@ -237,7 +237,7 @@ def test_where_not_all_fit_a_process_ends_whatever_the_verdict(monkeypatch: pyte
             told.append(f"{self.name} end")
             super().end()
 
-    monkeypatch.setattr(court, "ProcessContender", Noted)
+    monkeypatch.setattr(court, "Contender", Noted)
     monkeypatch.setattr(policy, "seats", lambda *_, **__: 1)
     implementations = [pytorch.eager, mine.swapped, mine.unbuilt, pytorch.eager_packed]
     found = rows(small_case(mode=Mode.FORWARD), implementations)

@@ -24,9 +24,9 @@ from swiglu_bench.worker import court
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.batches import Batches
 from swiglu_bench.worker.child import Contender
-from swiglu_bench.worker.reports import SampleReport
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.turns import Turns
+from swiglu_bench.worker.worker import SampleReport
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -42,9 +42,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
         other_ms: float = 1.0, others: tuple[Implementation, ...] = (mine.mine,), eager_ms: float = 1.0,
         jitter: float = 0.01, this: machine.Machine = THIS, case: Any = None, **changes: Any,
     ) -> dict[str, Record]:  # fmt: skip
-        real, count = court.ProcessContender.ask, 0
+        real, count = court.Contender.ask, 0
 
-        def ask(self: court.ProcessContender, kind: Any, method: str, *arguments: Any) -> Any:
+        def ask(self: court.Contender, kind: Any, method: str, *arguments: Any) -> Any:
             nonlocal count
             report = real(self, kind, method, *arguments)
             if kind is not SampleReport:
@@ -54,7 +54,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
             ms *= 1 + jitter * (((count * 7919) % 101) / 101 - 0.5)
             return report.model_copy(update={"ms": ms, "host_us": ms * 1e3})
 
-        monkeypatch.setattr(court.ProcessContender, "ask", ask)
+        monkeypatch.setattr(court.Contender, "ask", ask)
         monkeypatch.setattr(Batches, "disagreements", lambda *_: {})
         monkeypatch.setattr(Turns, "disagreements", lambda *_: {})
         monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: Ceilings(10.0, 0.1, "2026-01-01T00:00:00Z"))

@@ -31,8 +31,8 @@ from swiglu_bench.tasks.time_row import measure_beside
 from swiglu_bench.worker import workbench
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.reports import BuildReport
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.worker import BuildReport
 
 CPU = torch.device("cpu")
 RULE = Rule(warmup_rounds=1, min_rounds=4, max_rounds=4, min_s=0.0, budget_s=60.0)

@@ -15,7 +15,7 @@ from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.untimed import Asked, audit, audit_here
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 pytestmark = pytest.mark.timed
 

@@ -15,12 +15,9 @@ CLAIMED = {"eager": 1.0, "mine": 1.0}
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch,
-    took: dict[str, Iterator[float]],
-    baseline: str = "eager",
-    *host_bound: str,
+    monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]], baseline: str = "eager", *host_bound: str,
     inputs_ms: float = 0.0,
-) -> dict[str, Exception]:
+) -> dict[str, Exception]:  # fmt: skip
     """What is said of contenders whose calls take so many milliseconds, try after try."""
     place: Any = SimpleNamespace(
         judge=SimpleNamespace(expect_batch=lambda draws: (inputs_ms, inputs_ms)),
@@ -83,24 +80,6 @@ def test_without_a_baseline_nothing_is_proven(monkeypatch: pytest.MonkeyPatch, b
         assert "without a baseline" in str(said.get("mine", "without a baseline"))
 
 
-def test_the_baseline_works_for_as_long_as_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler lets short work pass: whoever takes four times as long would be slowed, and the baseline not."""
-    asked: dict[str, int] = {}
-
-    def call_ms(_: Batches, name: str, draws: Any, batches: int) -> float:
-        asked[name] = batches
-        return {"eager": 0.5, "mine": 2.0}[name]
-
-    judge = SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0))
-    place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cpu")))
-    monkeypatch.setattr(Batches, "_call_ms", call_ms)
-    contenders: Any = dict.fromkeys(CLAIMED)
-    case: Any = None
-    said = Batches(place, case, contenders, lambda name: ()).disagreements({"eager": 0.5, "mine": 2.0}, "eager")
-    assert not said
-    assert asked == {"eager": 4, "mine": 1}
-
-
 def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few calls of a slow one's batch would be over before the clock can tell those of a fast one."""
     claimed = {"baseline": 0.4, "slow": 40.0, "fast": 0.3, "as fast": 2.3}
@@ -124,11 +103,6 @@ def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.Monkey
     calls = {name: set() for name in claimed}
     assert not all_of_them.disagreements(claimed, "slow")
     assert set(map(tuple, calls.values())) == {(20,)}, "a slow baseline shortens them less than a slow other"
-
-
-def test_where_none_has_a_time_nothing_is_asked() -> None:
-    nobody: Any = Batches(SimpleNamespace(), SimpleNamespace(), {}, lambda name: ())  # type: ignore[arg-type]
-    assert nobody.disagreements({}, "eager") == {}
 
 
 def test_a_try_counts_if_the_baseline_is_as_fast_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -43,18 +41,11 @@ def test_ctrl_c_that_was_held_back_leaves_no_process(monkeypatch: pytest.MonkeyP
     """It would go on without an owner, and print into folders that are gone."""
     process = forkserver.CONTEXT.Process(target=time.sleep, args=(60,))
     monkeypatch.setattr(forkserver.CONTEXT, "Process", lambda **_: process)
-    monkeypatch.setattr(type(process), "start", interrupted_by(type(process).start))
+    start = type(process).start
+    monkeypatch.setattr(type(process), "start", lambda process: (start(process), signal.raise_signal(signal.SIGINT)))
     with pytest.raises(KeyboardInterrupt):
         forkserver.fork(time.sleep, 60)
     assert process.exitcode == -signal.SIGKILL
-
-
-def interrupted_by(start: Callable[[Any], None]) -> Callable[[Any], None]:
-    def interrupted(process: Any) -> None:
-        start(process)
-        signal.raise_signal(signal.SIGINT)
-
-    return interrupted
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import one_call
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 pytestmark = pytest.mark.timed
 

@@ -195,7 +195,7 @@ def test_nobody_answers() -> None:
     assert time.monotonic() - began < 2 * ray_cluster.CONNECT_S
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:port", ":6379", "ray://host:10001"])
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(BadInput, match=r"is no address; give auto or HOST:PORT"):
-        RayCluster(address, None, pytest.fail)
+def test_what_is_no_address() -> None:
+    for address in ("", "host", "host:port", ":6379", "ray://host:10001"):
+        with pytest.raises(BadInput, match=r"is no address; give auto or HOST:PORT"):
+            RayCluster(address, None, pytest.fail)

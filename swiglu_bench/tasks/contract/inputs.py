@@ -38,7 +38,7 @@ from swiglu_bench.rows.record import AuditVerdict, TensorCheck
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
 EXPERTS = Experts(6, 3)

@@ -21,10 +21,9 @@ from swiglu_bench.cases.cases import ACTIVATIONS, Case, Dtype, Experts, Mode, Pr
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.check.inputs import Draw, leaf, new_seed, torch_dtype
 from swiglu_bench.check.judge import REFERENCE, in_fp64
-from swiglu_bench.check.results import fingerprint
+from swiglu_bench.check.results import GlobalState, fingerprint
 from swiglu_bench.check.tolerance import arithmetic_of, check, tensor_error
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import DeviceLost, answers
@@ -44,8 +43,8 @@ from swiglu_bench.tasks.contract.inputs import (
     unsupported,
     verdict,
 )
-from swiglu_bench.worker.reports import MOST_REASON, CallReport, CheckReport
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.policy import Settings
+from swiglu_bench.worker.worker import MOST_REASON, CallReport, CheckReport
 
 REPEATS = 5
 BUILT_IN = {"aten", "prim", "prims", "inductor", "profiler", "c10d", "_c10d_functional"}

@@ -40,8 +40,8 @@ from swiglu_bench.tasks.selftest.specimen import (
     right_forward,
     table,
 )
-from swiglu_bench.worker.reports import SampleReport
 from swiglu_bench.worker.workbench import Workbench
+from swiglu_bench.worker.worker import SampleReport
 
 SPEEDUP = 10
 BURN_S = 120.0

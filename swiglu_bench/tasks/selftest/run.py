@@ -52,7 +52,7 @@ from swiglu_bench.tasks.untimed import Asked, audit_here
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.ahead import first_candidates
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 SPECIMENS = {**wrong.SPECIMENS, **reused.SPECIMENS, **cheats.SPECIMENS}
 CHECKS = FAULTS | {

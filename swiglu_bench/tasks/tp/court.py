@@ -27,9 +27,8 @@ from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
-from swiglu_bench.check.results import Letterbox
+from swiglu_bench.check.results import GlobalState, Letterbox
 from swiglu_bench.contenders import split
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Clock, Sample
@@ -49,12 +48,13 @@ from swiglu_bench.tasks.tp.plan import (
 )
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn
+from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.judge_bench import JudgeBench
+from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.ranks import OWN_S, Group, Send
-from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, MemoryReport, Report, SampleReport
-from swiglu_bench.worker.settings import Settings
 from swiglu_bench.worker.turns import FULL_SHARE, RoundJudge
 from swiglu_bench.worker.workbench import Workbench, forget_compiled
+from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, MemoryReport, Report, SampleReport
 
 R = TypeVar("R", bound=Report)
 LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
@@ -67,7 +67,7 @@ class Seat(Workbench):
 
     def __init__(self, settings: Settings, implementation: Implementation, clock: Clock, kind: Splitting) -> None:
         super().__init__(settings, implementation, GlobalState())
-        self._clock, self.kind = clock, kind
+        self.clock, self.kind = clock, kind
 
     def take_up(self, problem: Problem, desk: Desk, tokens: int) -> BuildReport:
         """Build for a problem; its inputs come from a desk, and it hands over so many tokens."""
@@ -218,8 +218,8 @@ class RankCourt:
         return bus_bytes(these, size_bytes, self.group.size) / ms / 1e6
 
 
-class RankContender:
-    """One implementation on all ranks, run one way; a Contender of `worker`. It is called `alias` where it is one."""
+class RankContender(Contender):
+    """One implementation on all ranks, run one way. It is called `alias` where it is one."""
 
     def __init__(self, court: RankCourt, implementation: Implementation, kind: Splitting, alias: str = "") -> None:
         self.name, self.implementation, self.kind = key(alias or implementation.name, kind), implementation, kind

@@ -27,7 +27,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.samples import PARTS
+from swiglu_bench.rows.run_folder import PARTS
 
 if TYPE_CHECKING:
     from swiglu_bench.measure.rounds import Rounds

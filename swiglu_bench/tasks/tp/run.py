@@ -34,10 +34,10 @@ from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.batches import WrongResult
 from swiglu_bench.worker.child import ContenderFailed, DoesNotEnd
+from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.ranks import GroupLost, LocalRanks, Send
-from swiglu_bench.worker.reports import BuildReport, Malformed, MemoryReport, SampleReport
-from swiglu_bench.worker.settings import Settings
 from swiglu_bench.worker.turns import contender_of
+from swiglu_bench.worker.worker import BuildReport, Malformed, MemoryReport, SampleReport
 
 FAILURES = (ContenderFailed, Malformed, BadInput)
 

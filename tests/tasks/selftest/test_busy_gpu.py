@@ -17,7 +17,7 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status
 from swiglu_bench.tasks.selftest.run import SPECIMENS, run_specimens
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 COMPETITOR = """

@@ -18,7 +18,7 @@ from swiglu_bench.tasks.tp import judge
 from swiglu_bench.tasks.tp.court import RankRoundJudge, merged
 from swiglu_bench.tasks.tp.judge import NoReference, PartOfTokens, SplitJudge, cuts, part_of
 from swiglu_bench.worker.ranks import Group
-from swiglu_bench.worker.reports import CallReport, FaultReport, SampleReport
+from swiglu_bench.worker.worker import CallReport, FaultReport, SampleReport
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
 CASE = Case(Shape("made-up", 12, 24, "for tests", ()), 6, Dtype.FLOAT32, Scope.MLP, Mode.STEP)

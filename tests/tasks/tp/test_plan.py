@@ -13,7 +13,7 @@ from swiglu_bench.machine.machine import DATASHEETS
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.samples import PARTS
+from swiglu_bench.rows.run_folder import PARTS
 from swiglu_bench.tasks.tp.plan import (
     COLLECTIVES,
     LOCAL,

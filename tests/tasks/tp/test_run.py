@@ -15,12 +15,12 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.contenders.split import async_tp
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.samples import PARTS
+from swiglu_bench.rows.run_folder import PARTS
 from swiglu_bench.tasks.tp.plan import ASYNC, SplitPlan
 from swiglu_bench.tasks.tp.run import from_data, take_part
 from swiglu_bench.worker import forkserver
+from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.ranks import GroupLost, LocalRanks
-from swiglu_bench.worker.settings import Settings, Task
 
 pytestmark = [
     pytest.mark.timed,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from swiglu_bench.worker.reports import MOST_REASON, Malformed, SampleReport
+from swiglu_bench.worker.worker import MOST_REASON, Malformed, SampleReport
 
 RIGHT = {"ms": 1.0, "host_us": 2.0, "queue_us": 2.0, "queue_filled": True, "delivered": ["output"], "faults": {}}
 
@@ -26,7 +26,7 @@ def test_anything_else_is_malformed(change: dict[str, Any]) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("data", [None, 3, "text", [], {}])
-def test_what_is_no_object_is_malformed(data: object) -> None:
-    with pytest.raises(Malformed):
-        SampleReport.checked(data)
+def test_what_is_no_object_is_malformed() -> None:
+    for data in (None, 3, "text", [], {}):
+        with pytest.raises(Malformed):
+            SampleReport.checked(data)

@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 from command_line import swiglu_bench
 
-from swiglu_bench import affordable
 from swiglu_bench.machine import ceilings_cache
+from swiglu_bench.worker import policy
+
+MEASURED = policy._interpreter_flops_per_s
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +15,7 @@ def _rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     at = ceilings_cache.datetime.datetime.now(ceilings_cache.datetime.UTC)
     figure = ceilings_cache.MeasuredRate(value=1e-3, at=at)
     monkeypatch.setattr(ceilings_cache.Limits, "product", lambda *_: figure)
-    monkeypatch.setattr(affordable, "_interpreter_flops_per_s", lambda: 1e6)
+    monkeypatch.setattr(policy, "_interpreter_flops_per_s", lambda: 1e6)
     monkeypatch.chdir(tmp_path)
 
 
@@ -37,19 +39,16 @@ def test_the_estimate_is_held_against_the_budget() -> None:
 
 def test_checks_of_what_is_timed_may_take_the_budgets_of_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights' gradients are judged again and again, however few the tokens; the rounds have a budget of their own."""
-    monkeypatch.setattr(affordable, "JUDGED_S", 1e-2)
+    monkeypatch.setattr(policy, "JUDGED_S", 1e-2)
     little = ("step", "--device", "cpu", "--shapes", "64x128", "--tokens", "1,2", "--impl", "eager", "--no-csv")
-    monkeypatch.setattr(affordable, "_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(policy, "_seconds", lambda *_: 1.0)
     said = swiglu_bench(*little).complaint
     assert said.startswith("--shapes: to check the results would take about 67 minutes on this CPU; ")
     assert "--budget 2002 " in said
-    monkeypatch.setattr(affordable, "JUDGED_S", 1e-9)
+    monkeypatch.setattr(policy, "JUDGED_S", 1e-9)
     assert swiglu_bench(*little, "--budget", "0.1", "--in-process").code in {0, 1}
 
 
-def test_the_interpreter_has_a_rate() -> None:
-    from subprocess import check_output
-    from sys import executable
-
-    code = "from swiglu_bench import affordable as a; a.INTERPRETED = (16, 16, 16); print(a._interpreter_flops_per_s())"
-    assert float(check_output([executable, "-c", f"import os; os.environ['TRITON_INTERPRET'] = '1'; {code}"])) > 0
+def test_the_interpreter_has_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "INTERPRETED", (16, 16, 16))
+    assert MEASURED() > 0

@@ -7,17 +7,17 @@ import torch
 from places import SUPPORT
 from specimens import a_record, small_case
 
-from swiglu_bench import resume
+from swiglu_bench import output
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.registry import from_file
 from swiglu_bench.contenders import peers, pytorch
 from swiglu_bench.machine import machine, sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.resume import Fingerprints, Remaining, key_of_case, key_of_row
-from swiglu_bench.rows.csv_table import cell
+from swiglu_bench.output import Fingerprints, Remaining, key_of_case, key_of_row
+from swiglu_bench.rows.figures import cell
 from swiglu_bench.worker import policy
-from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -76,12 +76,6 @@ def test_rows_of_another_command_do_not_count() -> None:
     assert remaining.replaced_by(a_record(tokens=1, mode="step")) is None
 
 
-def test_the_last_of_several_rows_counts() -> None:
-    old = [row | {"fingerprint": "old"} for row in rows_of(CASES)]
-    assert remaining_of(old + rows_of(CASES)).todo == []
-    assert remaining_of(rows_of(CASES) + old).todo == CASES
-
-
 def test_only_the_rows_that_are_made_again_are_replaced() -> None:
     rows = [row | {"fingerprint": "old"} for row in rows_of(CASES)]
     rows.append(rows[0] | {"implementation": "left out now"})
@@ -98,31 +92,20 @@ def fingerprint(how: Settings = SETTINGS, this: Machine = THIS, chosen: Any = BO
     return Fingerprints(chosen, how, this).of(key_of_case(CASES[0]), name)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_all_that_matters_changes_the_fingerprint_and_nothing_else() -> None:
+    changes: list[dict[str, Any]] = [
         {"task": Task.VERIFY}, {"device": torch.device("cuda")}, {"baseline": "compile"}, {"cold_l2": False},
-        {"rule": Rule(budget_s=3.0)}, {"rule": Rule(rest_s=0.05)}, {"energy": False}, {"interpreter": True},
-    ],
-)  # fmt: skip
-def test_a_setting_that_matters_changes_the_fingerprint(change: dict[str, Any]) -> None:
-    assert fingerprint(dataclasses.replace(SETTINGS, **change)) != fingerprint()
-
-
-def test_what_does_not_matter_does_not() -> None:
+        {"rule": Rule(budget_s=3.0)}, {"energy": False}, {"interpreter": True},
+    ]  # fmt: skip
+    found = [fingerprint(dataclasses.replace(SETTINGS, **change)) for change in changes]
+    machines = [dataclasses.replace(THIS, **{name: "another"}) for name in (*sources.MACHINE, "tuned_tiles")]
+    found += [fingerprint(this=this) for this in machines]
+    cases = [*CASES, small_case(seed=1), small_case(dtype=Dtype.BFLOAT16), small_case(mode=Mode.FORWARD)]
+    prints = Fingerprints(BOTH, SETTINGS, THIS)
+    found += [prints.of(key_of_case(case), known.name) for case in cases for known in BOTH]
+    assert len(set(found)) == len(found)
     other = dataclasses.replace(SETTINGS, command="swiglu-bench forward --out x --resume", run_id="run2", detail=True)
     assert fingerprint(other, chosen=BOTH[:1]) == fingerprint()
-
-
-@pytest.mark.parametrize("name", [*sources.MACHINE, "tuned_tiles"])
-def test_the_machine_and_the_versions_change_it(name: str) -> None:
-    assert fingerprint(this=dataclasses.replace(THIS, **{name: "another"})) != fingerprint()
-
-
-def test_case_and_implementation_change_it() -> None:
-    prints = Fingerprints(BOTH, SETTINGS, THIS)
-    cases = [*CASES, small_case(seed=1), small_case(dtype=Dtype.BFLOAT16), small_case(mode=Mode.FORWARD)]
-    assert len({prints.of(key_of_case(case), one.name) for case in cases for one in BOTH}) == len(cases) * len(BOTH)
 
 
 def test_the_source_of_a_user_s_file_changes_it(tmp_path: Path) -> None:
@@ -143,9 +126,9 @@ def test_the_suite_s_and_the_kernels_sources_change_it(monkeypatch: pytest.Monke
 
 
 def test_the_version_of_the_package_that_is_measured_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_distributions", lambda: {"liger_kernel": ["liger-kernel"]})
+    monkeypatch.setattr(output, "_distributions", lambda: {"liger_kernel": ["liger-kernel"]})
     found = set()
     for version in ("1", "2"):
-        monkeypatch.setattr(resume.importlib.metadata, "version", lambda name, version=version: version)
+        monkeypatch.setattr(output.importlib.metadata, "version", lambda name, version=version: version)
         found.add(fingerprint(chosen=[peers.liger], name="liger"))
     assert len(found) == 2
