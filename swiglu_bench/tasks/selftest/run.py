@@ -25,7 +25,7 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status
 from swiglu_bench.show.console import Bar
-from swiglu_bench.show.table import new_table
+from swiglu_bench.show.table import Grid
 from swiglu_bench.tasks.audit import Asked, audit_here
 from swiglu_bench.tasks.contract.matrix import ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
@@ -228,7 +228,7 @@ def _show_catches(catches: Sequence[Catch], console: Console, result: SelftestRe
         for catch in catches
     ]  # fmt: skip
     columns = ("wrong implementation", *LETTERS.values(), "caught by")
-    table = new_table(columns, text=columns, wrap=("caught by",), padding=(0, 0, 0, 1))
+    table = Grid(columns, (), text=columns, wrap=("caught by",), look={"padding": (0, 0, 0, 1)}).terminal()
     for catch in catches:
         table.add_row(Text(catch.specimen.name, "bold"), *(_mark(catch, check) for check in CHECKS), _caught_by(catch))
     console.width = max(console.width, 100)
