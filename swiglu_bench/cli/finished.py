@@ -438,9 +438,8 @@ def _recommend(wanted: RecommendOptions, form: options.Form = "table") -> None:
         runs += [_measured("memory", wanted, console)] if most is not None else []
     choices = ranking.recommend(runs, catalogue, most)
     about = {"kind": "recommendation", "version": 1, "max_memory_bytes": most, "runs": [run.name for run in runs]}
-    rows = [choice.row() for choice in choices]
-    _put(form, ranking.recommendation_tables(choices, runs), rows, about, rows[0])
-    raise typer.Exit(int(any(choice.record is None for choice in choices)))
+    _put(form, ranking.recommendation_tables(choices, runs), choices, about, choices[0])
+    raise typer.Exit(int(any(choice["implementation"] is None for choice in choices)))
 
 
 def _measured(command: str, wanted: RecommendOptions, console: Console, **more: Any) -> FinishedRun:

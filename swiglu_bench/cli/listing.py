@@ -89,9 +89,9 @@ def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
 
 def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     """An empty table of texts, with figures in the columns of `right`."""
-    from swiglu_bench.show.table import new_table
+    from swiglu_bench.show.table import Grid
 
-    return new_table(columns, title, text=set(columns) - set(right), wrap=columns)
+    return Grid(columns, (), title, text=set(columns) - set(right), wrap=columns).terminal()
 
 
 def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -> Iterator[RenderableType]:

@@ -43,7 +43,7 @@ class Screen:
         self.say(f"Warning: {text}", style="yellow")
 
 
-class ConsoleWriter:
+class ConsoleWriter(Screen):
     """Collects rows and shows them; `tables` says which tables a command shows.
 
     On a terminal the table in progress stands under the bar and grows with each row; once a row of another table comes,
@@ -60,7 +60,7 @@ class ConsoleWriter:
         quiet: bool = False,
         in_any_order: bool = False,
     ) -> None:
-        self.console = console
+        super().__init__(console)
         self.records: list[Record] = []
         self._tables = tables
         self._quiet = quiet
@@ -95,7 +95,7 @@ class ConsoleWriter:
         current.append(record)
         if self._quiet:
             if record.failed:
-                self._line(time_line(record))
+                self.say(time_line(record))
         elif self.console.is_terminal:
             self._progress.show(self._tables(current, self.console.width))
         elif record.status is Status.SKIPPED:
@@ -104,7 +104,7 @@ class ConsoleWriter:
             self._skipped.append(record)
         else:
             self._tell_skips()
-            self._line(time_line(record))
+            self.say(time_line(record))
 
     def close(self) -> None:
         """Print the tables that are left; without a terminal the lines are out, but for last skips and the captions.
@@ -115,7 +115,7 @@ class ConsoleWriter:
         self._print_tables()
         if not self._shows_tables:
             for line in caution_lines(self.records):
-                self._line(line)
+                self.say(line)
 
     def _print_tables(self) -> None:
         self._progress.show(())
@@ -129,12 +129,9 @@ class ConsoleWriter:
         """One line for each reason with all that it holds for; what was said of the same before is not said again."""
         skips = [(record.reason, record.implementation) for record in self._skipped]
         for line in by_reason("skipped", (skip for skip in skips if skip not in self._skips_told)):
-            self._line(f"{case_label(case_of(self._skipped[0]))} {line}")
+            self.say(f"{case_label(case_of(self._skipped[0]))} {line}")
         self._skips_told.update(skips)
         self._skipped.clear()
-
-    def _line(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Bar(Progress):
@@ -175,7 +172,7 @@ class Bar(Progress):
 
     def _tell_each_minute(self) -> None:
         while not self._ended.wait(EVERY_S):
-            self.console.print(self.position(), markup=False, highlight=False, soft_wrap=True)
+            Screen(self.console).say(self.position())
 
     def position(self) -> str:
         """Where it is, for how long it has run, and for how long it will at this rate."""
@@ -221,7 +218,7 @@ class TrainingProgress(Bar):
         text = f"{where}, loss {losses[-1]:.4f}"
         self.tell(text, self._done + len(losses) / steps * (len(losses) < steps))
         if len(losses) == steps and not self.console.is_terminal:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            Screen(self.console).say(text)
 
 
 def _duration(seconds: float) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, Verdict, verdict
 from swiglu_bench.rows.figures import as_csv, mebibytes, milliseconds, write_whole
-from swiglu_bench.rows.finished_run import FinishedRun, case_of, kept_ratio, latest, ratio, table_label
+from swiglu_bench.rows.finished_run import FinishedRun, case_of, kept_ratio, latest, ratio
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped
 from swiglu_bench.rows.run_folder import TOTALS
 from swiglu_bench.show.table import STYLES, TABLE, Cell, Grid, by_reason, dim
@@ -176,47 +176,11 @@ Peaks = Mapping[tuple[Any, ...], int]
 Catalogue = Mapping[str, Implementation]
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """What to use at one case."""
-
-    record: Record | None
-    """The best row; None: nothing qualifies."""
-    case: tuple[Any, ...]
-    peak_bytes: int | None = None
-    """The peak memory of a training step, above inputs and weights."""
-    peak_is_measured: bool = False
-    """Else it is by arithmetic."""
-    ties: list[str] = field(default_factory=list)
-    """Those that are as fast as far as these rounds can tell, best first."""
-    runner_up: str | None = None
-    margin: Interval | None = None
-    unsure: list[str] = field(default_factory=list)
-    """Those that could not be compared in common rounds."""
-    excluded: dict[str, str] = field(default_factory=dict)
-    usage: str = ""
-
-    @property
-    def confidence(self) -> str:
-        """`clear`, `tie` or `unsure`; `none` where nothing qualifies."""
-        return "unsure" if self.unsure else "tie" if self.ties else "clear" if self.record else "none"
-
-    def row(self) -> dict[str, Any]:
-        """The choice as one flat row for a program."""
-        shape, _, _, scope, mode, dtype, tokens = self.case
-        best = {name: getattr(self.record, name, None) for name in ("implementation", "time_ms", "ratio", "baseline")}
-        return {
-            "shape": shape, "scope": scope, "mode": mode, "dtype": dtype, "tokens": tokens, **best,
-            "confidence": self.confidence, "ties": self.ties, "runner_up": self.runner_up,
-            "runner_up_low": getattr(self.margin, "low", None), "runner_up_high": getattr(self.margin, "high", None),
-            "unsure": self.unsure, "peak_bytes": self.peak_bytes, "peak_is_measured": self.peak_is_measured,
-            "usage": self.usage, "excluded": self.excluded,
-        }  # fmt: skip
+Choice = dict[str, Any]
+"""What to use at one case, as a flat row for a program; `implementation` is None where nothing qualifies."""
 
 
-def recommend(
-    runs: Sequence[FinishedRun], catalogue: Catalogue, max_memory_bytes: int | None = None
-) -> list[Recommendation]:
+def recommend(runs: Sequence[FinishedRun], catalogue: Catalogue, max_memory_bytes: int | None = None) -> list[Choice]:
     """A choice for each case that the runs have timed; raises BadInput where they have timed nothing.
 
     Memory is taken from those of the runs that measured it, else from what the implementation declares.
@@ -230,27 +194,32 @@ def recommend(
     return [_choose(rows, peaks, catalogue, max_memory_bytes) for rows in grouped(timed, case_of).values()]
 
 
-def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: int | None) -> Recommendation:
+def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: int | None) -> Choice:
     memory = {row.implementation: _memory(row, peaks, catalogue) for row in rows}
     reasons = {row.implementation: _unfit(row, *memory[row.implementation], most) for row in rows}
-    excluded = {name: reason for name, reason in reasons.items() if reason}
-    able = ranked(row for row in rows if not reasons[row.implementation])
-    if not able:
-        return Recommendation(None, case_of(rows[0]), excluded=excluded)
-    best, *others = able
+    able: list[Record | None] = [*ranked(row for row in rows if not reasons[row.implementation])]
+    best, *others = able or [None]
     ties, unsure, slower = [], [], []
-    for other in others:
-        against = ratio(other, best)
+    for other in filter(None, others):
+        against = ratio(other, best) if best else None
         if against is None:
             unsure.append(other.implementation)
-        elif verdict(against, best.noise or 0.0) is Verdict.SLOWER:
+        elif best and verdict(against, best.noise or 0.0) is Verdict.SLOWER:
             slower.append((against, other.implementation))
         else:
             ties.append(other.implementation)
     margin, runner_up = min(slower, key=lambda pair: pair[0].median, default=(None, None))
-    known, peak = catalogue.get(best.implementation), memory[best.implementation]
-    usage = known.usage if known else ""
-    return Recommendation(best, case_of(best), *peak, ties, runner_up, margin, unsure, excluded, usage)
+    peak_bytes, measured = memory[best.implementation] if best else (None, False)
+    known = catalogue.get(best.implementation) if best else None
+    return {
+        **{name: getattr(rows[0], name) for name in (*TABLE, "tokens")},
+        **{name: getattr(best, name, None) for name in ("implementation", "time_ms", "ratio", "baseline")},
+        "confidence": "unsure" if unsure else "tie" if ties else "clear" if best else "none", "ties": ties,
+        "runner_up": runner_up, "runner_up_low": getattr(margin, "low", None),
+        "runner_up_high": getattr(margin, "high", None), "unsure": unsure, "peak_bytes": peak_bytes,
+        "peak_is_measured": measured, "usage": known.usage if known else "",
+        "excluded": {name: reason for name, reason in reasons.items() if reason},
+    }  # fmt: skip
 
 
 def _unfit(row: Record, peak_bytes: int | None, measured: bool, most: int | None) -> str:
@@ -286,40 +255,39 @@ def _memory(row: Record, peaks: Peaks, catalogue: Catalogue) -> tuple[int | None
     return costs.predicted_memory(step, footprint)[1], False
 
 
-def how_sure(choice: Recommendation) -> str:
+def how_sure(choice: Choice) -> str:
     """Who ties with the choice, and how much longer the next takes."""
-    if choice.record is None:
+    if choice["implementation"] is None:
         return "nothing qualifies"
     parts = []
-    if choice.ties:
-        parts.append(f"tie with {', '.join(choice.ties)}")
-    if choice.margin:
-        low, high = (100 * (end - 1) for end in (choice.margin.low, choice.margin.high))
-        parts.append(f"{choice.runner_up} takes {low:.1f} to {high:.1f}% longer")
-    if choice.unsure:
-        parts.append(f"not compared in common rounds: {', '.join(choice.unsure)}")
+    if choice["ties"]:
+        parts.append(f"tie with {', '.join(choice['ties'])}")
+    if choice["runner_up"]:
+        low, high = (100 * (choice[f"runner_up_{end}"] - 1) for end in ("low", "high"))
+        parts.append(f"{choice['runner_up']} takes {low:.1f} to {high:.1f}% longer")
+    if choice["unsure"]:
+        parts.append(f"not compared in common rounds: {', '.join(choice['unsure'])}")
     return "; ".join(parts) or "nothing else qualifies"
 
 
-def recommendation_tables(choices: Sequence[Recommendation], runs: Sequence[FinishedRun]) -> Iterator[RenderableType]:
+def recommendation_tables(choices: Sequence[Choice], runs: Sequence[FinishedRun]) -> Iterator[RenderableType]:
     """A table per shape, scope, mode and dtype, what does not qualify, and the line of Python for each choice."""
     heads = ("tokens", "use", "time", "ratio", "peak", "how sure")
-    for case, group in grouped(choices, lambda choice: choice.case[:-1]).items():
+    for work, group in grouped(choices, itemgetter(*TABLE)).items():
         rows: list[list[Cell]] = []
         for choice in group:
-            best, peak = choice.record, choice.peak_bytes
-            memory = "-" if peak is None else f"{'' if choice.peak_is_measured else '~'}{mebibytes(peak)} MiB"
-            name = time = against = "-"
-            if best:
-                name, time = best.implementation, milliseconds(best.time_ms or 0.0)
-                against = f"x{best.ratio:.3f}" if best.ratio is not None else "-"
-            sure = Text(how_sure(choice), STYLES[choice.confidence])
-            rows.append([str(choice.case[-1]), Text(name, "bold"), time, against, memory, sure])
-        yield from Grid(heads, rows, table_label(case), text={"use", "how sure"}, wrap={"how sure"}).parts()
-        yield from dim(
-            by_reason("not considered", [(why, name) for choice in group for name, why in choice.excluded.items()])
-        )
+            peak, against = choice["peak_bytes"], choice["ratio"]
+            memory = "-" if peak is None else f"{'' if choice['peak_is_measured'] else '~'}{mebibytes(peak)} MiB"
+            time = "-" if choice["time_ms"] is None else milliseconds(choice["time_ms"])
+            sure = Text(how_sure(choice), STYLES[choice["confidence"]])
+            compared = "-" if against is None else f"x{against:.3f}"
+            name = Text(choice["implementation"] or "-", "bold")
+            rows.append([str(choice["tokens"]), name, time, compared, memory, sure])
+        yield from Grid(heads, rows, " ".join(work), text={"use", "how sure"}, wrap={"how sure"}).parts()
+        excluded = [(why, name) for choice in group for name, why in choice["excluded"].items()]
+        yield from dim(by_reason("not considered", excluded))
     sources = ", ".join(f"{run.name} ({run.records[0].device})" for run in runs if run.records)
     yield Text(f"peak: of a training step, above inputs and weights; ~: by arithmetic. From {sources}", "dim")
-    for name, usage in {choice.record.implementation: choice.usage for choice in choices if choice.record}.items():
+    usages = {choice["implementation"]: choice["usage"] for choice in choices if choice["implementation"]}
+    for name, usage in usages.items():
         yield Text.assemble((f"\n{name}: ", "bold"), usage or "not built in; use it as its registration builds it")

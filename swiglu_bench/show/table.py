@@ -35,25 +35,6 @@ Column = str | tuple[str, Callable[[Record], Cell]]
 """A figure, with the head and the form that are declared of it, or a head and what is made of a row."""
 
 
-def new_table(
-    columns: Iterable[str], title: str = "", text: Collection[str] = (), wrap: Collection[str] = (), **look: Any
-) -> TerminalTable:
-    """An empty table in the suite's look: columns of figures to the right, those named in `text` to the left.
-
-    Columns named in `wrap` may take several lines where the terminal is narrow; all others keep their width.
-    """
-    look = {"box": box.SIMPLE_HEAD, "pad_edge": False, "title_justify": "left", "title_style": "bold", **look}
-    table = TerminalTable(title=title or None, **look)
-    for name in columns:
-        table.add_column(
-            name,
-            justify="left" if name in text else "right",
-            no_wrap=name not in wrap,
-            overflow="fold" if name in wrap else "ellipsis",
-        )
-    return table
-
-
 @dataclass(frozen=True)
 class Grid:
     """The content of a table, independent of where it is shown."""
@@ -71,11 +52,17 @@ class Grid:
     """What differs from the suite's look, as rich calls it."""
 
     def terminal(self) -> TerminalTable:
-        """The table for a terminal."""
-        table = new_table(self.heads, self.title, self.text, self.wrap, **self.look)
-        for column in table.columns:
-            if column.header in self.wrap:
-                column.min_width = self.least or None
+        """The table for a terminal: figures to the right, texts to the left, and only columns of `wrap` narrower."""
+        look: dict[str, Any] = {
+            "box": box.SIMPLE_HEAD, "pad_edge": False, "title_justify": "left", "title_style": "bold", **self.look,
+        }  # fmt: skip
+        table = TerminalTable(title=self.title or None, **look)
+        for name in self.heads:
+            wraps = name in self.wrap
+            table.add_column(
+                name, justify="left" if name in self.text else "right", no_wrap=not wraps,
+                overflow="fold" if wraps else "ellipsis", min_width=self.least or None if wraps else None,
+            )  # fmt: skip
         for row in self.rows:
             if row:
                 table.add_row(*row)

@@ -15,7 +15,7 @@ from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.history import as_text
 from swiglu_bench.show.ranking import (
-    Recommendation,
+    Choice,
     Winner,
     how_sure,
     places,
@@ -131,36 +131,35 @@ def sampled(name: str, ratio: float, seed: int = 0, **changes: object) -> Record
     return a_record(implementation=name, ratio=ratio, time_ms=ratio, samples_ms=samples, **more)
 
 
-def choose(*records: Record, most: int | None = None) -> Recommendation:
+def choose(*records: Record, most: int | None = None) -> Choice:
     (choice,) = recommend([FinishedRun(records, {})], KNOWN, most)
     return choice
 
 
-def best(choice: Recommendation) -> str:
-    assert choice.record
-    return choice.record.implementation
-
-
 def test_the_fastest_is_chosen_and_the_next_is_named() -> None:
     choice = choose(sampled("eager", 1.0), sampled("compile", 0.8, 1), sampled("liger", 0.9, 2))
-    assert (best(choice), choice.runner_up, choice.ties, choice.confidence) == ("compile", "liger", [], "clear")
-    assert choice.margin
-    assert choice.margin.low < 0.9 / 0.8 < choice.margin.high
+    assert (choice["implementation"], choice["runner_up"], choice["ties"], choice["confidence"]) == (
+        "compile",
+        "liger",
+        [],
+        "clear",
+    )
+    assert choice["runner_up_low"] < 0.9 / 0.8 < choice["runner_up_high"]
     assert "liger takes " in how_sure(choice)
-    assert "torch.compile" in choice.usage
+    assert "torch.compile" in choice["usage"]
 
 
 def test_what_is_as_fast_or_within_the_noise_ties() -> None:
     choice = choose(sampled("eager", 1.0), sampled("compile", 0.8, 1), sampled("liger", 0.8001, 2))
-    assert (choice.ties, choice.runner_up, choice.confidence) == (["liger"], "eager", "tie")
+    assert (choice["ties"], choice["runner_up"], choice["confidence"]) == (["liger"], "eager", "tie")
     assert how_sure(choice).startswith("tie with liger; eager takes ")
     noisy = {"aa_low": 0.7, "aa_high": 1.3}
-    assert choose(sampled("compile", 0.8, 1, **noisy), sampled("eager", 1.0, **noisy)).ties == ["eager"]
+    assert choose(sampled("compile", 0.8, 1, **noisy), sampled("eager", 1.0, **noisy))["ties"] == ["eager"]
 
 
 def test_other_rounds_are_no_comparison() -> None:
     choice = choose(sampled("compile", 0.8), sampled("eager", 1.0, run_id="other"))
-    assert (choice.unsure, choice.confidence) == (["eager"], "unsure")
+    assert (choice["unsure"], choice["confidence"]) == (["eager"], "unsure")
     assert how_sure(choice) == "not compared in common rounds: eager"
     with pytest.raises(BadInput, match="No row has a time"):
         choose(a_record(time_ms=None, peak_bytes=1))
@@ -169,8 +168,8 @@ def test_other_rounds_are_no_comparison() -> None:
 def test_what_is_wrong_or_does_less_is_left_out() -> None:
     wrong = without_time(Status.INCORRECT, "too far off", implementation="liger", mode="step")
     choice = choose(sampled("eager", 1.0), sampled("fused", 0.5, comparable=False), wrong)
-    assert best(choice) == "eager"
-    assert choice.excluded == {"fused": "fewer gradients than eager yields", "liger": "incorrect: too far off"}
+    assert choice["implementation"] == "eager"
+    assert choice["excluded"] == {"fused": "fewer gradients than eager yields", "liger": "incorrect: too far off"}
     assert how_sure(choice) == "nothing else qualifies"
 
 
@@ -178,13 +177,13 @@ def test_memory_is_measured_or_by_arithmetic_or_unknown() -> None:
     timed_run = FinishedRun([sampled("eager", 1.0), sampled("compile", 0.8), sampled("mine", 0.7)], {}, None)
     memory = FinishedRun([a_record(implementation="compile", mode="step", time_ms=None, peak_bytes=100)], {})
     (choice,) = recommend([timed_run, memory], KNOWN, 10**9)
-    assert (best(choice), choice.peak_bytes, choice.peak_is_measured) == ("compile", 100, True)
-    assert choice.excluded == {"mine": "its memory is neither measured nor declared"}
+    assert (choice["implementation"], choice["peak_bytes"], choice["peak_is_measured"]) == ("compile", 100, True)
+    assert choice["excluded"] == {"mine": "its memory is neither measured nor declared"}
     (choice,) = choices = recommend([timed_run, memory], KNOWN, 99)
-    assert choice.record is None
-    assert choice.excluded["compile"] == "peak 0.000 MiB"
-    assert choice.excluded["eager"].endswith("MiB by arithmetic")
-    assert (how_sure(choice), choice.confidence) == ("nothing qualifies", "none")
+    assert choice["implementation"] is None
+    assert choice["excluded"]["compile"] == "peak 0.000 MiB"
+    assert choice["excluded"]["eager"].endswith("MiB by arithmetic")
+    assert (how_sure(choice), choice["confidence"]) == ("nothing qualifies", "none")
     text = unwrapped(shown(recommendation_tables(choices, [timed_run, memory]), 100))
     for part in ("small glu step float32", "7 - - - - nothing qualifies", "not considered: compile: peak 0.000 MiB"):
         assert part in text

@@ -41,7 +41,7 @@ from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status, TensorCheck
 from swiglu_bench.show.console import Bar, Screen
-from swiglu_bench.show.table import new_table
+from swiglu_bench.show.table import Grid
 from swiglu_bench.tasks.case import court_of
 from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of
 from swiglu_bench.tasks.contract.matrix import cannot_run, ignore_warnings_of_values
@@ -372,7 +372,7 @@ def _show_catches(catches: Sequence[Catch], screen: Screen, result: SelftestResu
         for catch in catches
     ]  # fmt: skip
     columns = ("wrong implementation", *LETTERS.values(), "caught by")
-    table = new_table(columns, text=columns, wrap=("caught by",), padding=(0, 0, 0, 1))
+    table = Grid(columns, (), text=columns, wrap=("caught by",), look={"padding": (0, 0, 0, 1)}).terminal()
     for catch in catches:
         named = [check for check in catch.checks if check in catch.specimen.caught_by]
         marks = {check: Text("●", "green") if check in named else Text("○", "dim") for check in catch.checks}
