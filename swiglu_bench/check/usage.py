@@ -267,9 +267,9 @@ def exact(given: Arrangement) -> Arrangement:
     def double(value: Tensor) -> Tensor:
         return value.detach().double() if value.is_floating_point() else value
 
+    layer, tail = (UsedLayer(used.implementation, in_fp64(used.problem)) for used in (given.layer, given.tail))
     return Arrangement(
-        *(UsedLayer(layer.implementation, in_fp64(layer.problem)) for layer in (given.layer, given.tail)),
-        {name: double(value) for name, value in given.other_weights.items()},
+        layer, tail, {name: double(value) for name, value in given.other_weights.items()},
         [list(map(double, values)) for values in given.inputs], list(map(double, given.tail_inputs)),
         list(map(double, given.upstream)),
     )  # fmt: skip
