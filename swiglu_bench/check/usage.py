@@ -16,7 +16,6 @@ from torch import Tensor
 
 from swiglu_bench.cases.cases import WEIGHTS, Case, Mode, Precision
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, take_apart
 from swiglu_bench.check.inputs import Desk, Draw, Values, depths, every_other_column, leaf, make_problem, torch_dtype
@@ -51,19 +50,15 @@ class Seeds:
 Results = dict[str, Tensor]
 
 
-class UsedLayer:
+class UsedLayer(Built):
     """One layer of a model: a contender's, or the reference's in any dtype."""
 
-    def __init__(self, implementation: Implementation, problem: Problem) -> None:
-        self.built = Built(implementation, problem)
-        self.forward = self.built.forward
+    def gathered(self) -> Results:
+        """Copies of the gradients that have gathered in the weights, by their names."""
+        own = {name: value.grad for name, value in self.parameters.items() if value.grad is not None}
+        return {f"d {name}": value.clone() for name, value in take_apart(self.views, own).items()}
 
-    def gradients(self) -> Results:
-        """Copies of what has gathered in the weights, by their names."""
-        own = {name: value.grad for name, value in self.built.parameters.items() if value.grad is not None}
-        return {f"d {name}": value.clone() for name, value in take_apart(self.built.views, own).items()}
-
-    def train(self, activations: Sequence[Tensor], upstream: Tensor) -> Results:
+    def use(self, activations: Sequence[Tensor], upstream: Tensor) -> Results:
         """A forward and a backward: the output, and gradients of the activations that require them."""
         output = self.forward(*activations)
         torch.autograd.backward(output, upstream)
@@ -89,57 +84,57 @@ class Arrangement:
 
 def two_calls(given: Arrangement) -> Results:
     """Two forwards, then one backward through both."""
-    given.layer.built.drop_gradients()
+    given.layer.drop_gradients()
     first, second = given.leaves(0), given.leaves(1)
     outputs = [given.layer.forward(*first), given.layer.forward(*second)]
     torch.autograd.backward(outputs, list(given.upstream[:2]))
     return {
         "output 1": outputs[0].detach(), "output 2": outputs[1].detach(), **_gradients(first, " 1"),
-        **_gradients(second, " 2"), **given.layer.gradients(),
+        **_gradients(second, " 2"), **given.layer.gathered(),
     }  # fmt: skip
 
 
 def accumulated(given: Arrangement) -> Results:
     """A backward into gradients that are there already: they add up."""
-    found = given.layer.train(given.leaves(2), given.upstream[2])
-    return _without_output(found) | given.layer.gradients()
+    found = given.layer.use(given.leaves(2), given.upstream[2])
+    return _without_output(found) | given.layer.gathered()
 
 
 def changed_weights(given: Arrangement) -> Results:
     """Weights changed in place between two calls, as by an optimiser."""
-    given.layer.built.drop_gradients()
-    given.layer.built.set_weights(given.other_weights)
-    return given.layer.train(given.leaves(0), given.upstream[0]) | given.layer.gradients()
+    given.layer.drop_gradients()
+    given.layer.set_weights(given.other_weights)
+    return given.layer.use(given.leaves(0), given.upstream[0]) | given.layer.gathered()
 
 
 def two_layers(given: Arrangement) -> Results:
     """A second layer of the same shape with other weights, called in between."""
-    given.layer.built.drop_gradients()
+    given.layer.drop_gradients()
     first, second = given.leaves(0), [leaf(value.clone()) for value in given.tail_inputs]
     outputs = [given.layer.forward(*first), given.tail.forward(*second)]
     torch.autograd.backward(outputs[0], given.upstream[0])
     torch.autograd.backward(outputs[1], given.upstream[1])
-    own = {f"{name} of the first": value for name, value in given.layer.gradients().items()}
+    own = {f"{name} of the first": value for name, value in given.layer.gathered().items()}
     return {
         "output of the second": outputs[1].detach(), **_gradients(first, " of the first"),
-        **_gradients(second, " of the second"), **own, **given.tail.gradients(),
+        **_gradients(second, " of the second"), **own, **given.tail.gathered(),
     }  # fmt: skip
 
 
 def inputs_without_gradient(given: Arrangement) -> Results:
     """Activations that need no gradient, as in the first layer of a model."""
-    given.layer.built.drop_gradients()
-    given.layer.train([value.clone() for value in given.inputs[0]], given.upstream[0])
-    return given.layer.gradients()
+    given.layer.drop_gradients()
+    given.layer.use([value.clone() for value in given.inputs[0]], given.upstream[0])
+    return given.layer.gathered()
 
 
 def frozen_weights(given: Arrangement) -> Results:
     """Weights that need no gradient: the activations' are the same."""
-    parameters = given.layer.built.parameters.values()
+    parameters = given.layer.parameters.values()
     for value in parameters:
         value.requires_grad_(False)
     try:
-        return _without_output(given.layer.train(given.leaves(0), given.upstream[0]))
+        return _without_output(given.layer.use(given.leaves(0), given.upstream[0]))
     finally:
         for value in parameters:
             value.requires_grad_()
@@ -148,19 +143,19 @@ def frozen_weights(given: Arrangement) -> Results:
 def batches(given: Arrangement) -> Results:
     """[batch, sequence, features] instead of [tokens, features]."""
     leaves = [leaf(value.clone().unflatten(0, (2, -1))) for value in given.inputs[0]]
-    found = given.layer.train(leaves, given.upstream[0].unflatten(0, (2, -1)))
+    found = given.layer.use(leaves, given.upstream[0].unflatten(0, (2, -1)))
     return {name: value.flatten(0, 1) for name, value in found.items()}
 
 
 def strided(given: Arrangement) -> Results:
     """Activations and an upstream gradient that are not contiguous."""
     leaves = [leaf(every_other_column(value)) for value in given.inputs[0]]
-    return given.layer.train(leaves, every_other_column(given.upstream[0]))
+    return given.layer.use(leaves, every_other_column(given.upstream[0]))
 
 
 def other_lengths(given: Arrangement) -> Results:
     """Fewer tokens and more, in inference between a forward and its backward."""
-    given.layer.built.drop_gradients()
+    given.layer.drop_gradients()
     leaves = given.leaves(0)
     output = given.layer.forward(*leaves)
     with torch.no_grad():
@@ -169,7 +164,7 @@ def other_lengths(given: Arrangement) -> Results:
     torch.autograd.backward(output, given.upstream[0])
     return {
         "output": output.detach(), "output of fewer": few, "output of more": many, **_gradients(leaves),
-        **given.layer.gradients(),
+        **given.layer.gathered(),
     }  # fmt: skip
 
 
@@ -194,7 +189,7 @@ def nan_and_inf_upstream(given: Arrangement) -> Results:
     """An upstream gradient with a NaN and an Inf, which a loss scaler has to find."""
     upstream = given.upstream[0].clone()
     upstream[3, 5], upstream[7, 11] = torch.nan, torch.inf
-    return _without_output(given.layer.train(given.leaves(0), upstream))
+    return _without_output(given.layer.use(given.leaves(0), upstream))
 
 
 Scenario = Callable[[Arrangement], Results]
@@ -272,11 +267,9 @@ def exact(given: Arrangement) -> Arrangement:
     def double(value: Tensor) -> Tensor:
         return value.detach().double() if value.is_floating_point() else value
 
-    def layer(original: UsedLayer) -> UsedLayer:
-        return UsedLayer(original.built.implementation, in_fp64(original.built.problem))
-
+    layer, tail = (UsedLayer(used.implementation, in_fp64(used.problem)) for used in (given.layer, given.tail))
     return Arrangement(
-        layer(given.layer), layer(given.tail), {name: double(value) for name, value in given.other_weights.items()},
+        layer, tail, {name: double(value) for name, value in given.other_weights.items()},
         [list(map(double, values)) for values in given.inputs], list(map(double, given.tail_inputs)),
         list(map(double, given.upstream)),
     )  # fmt: skip
@@ -295,7 +288,7 @@ class UseJudge:
         self._case, self._quantised = case, judge is not Judge
         self.truth: Results = {}
         self._eager: Results = {}
-        built = given.layer.built
+        built = given.layer
         answer = judge(built.problem).answer
         for values in (values for values in VALUES if values in wanted):
             draw = Draw(seeds.inputs[0], values)

@@ -355,7 +355,7 @@ class Workbench:
             self._must_answer(error)
             return UsageReport(delivered=[], raised={usage.BUILD: one_line(error)})
         for values in usage.VALUES:
-            attempt(values.value, partial(given.layer.built.train, Draw(seeds.inputs[0], values)))
+            attempt(values.value, partial(given.layer.train, Draw(seeds.inputs[0], values)))
         for scenario in usage.scenarios(self._implementation, case):
             attempt(scenario.__name__, partial(scenario, given))
         self.clock.synchronize()
