@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,29 +15,14 @@ from swiglu_bench.cases.cases import Mode, Scope, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cli.options import command_of
-from swiglu_bench.options import (
-    HOW,
-    WHAT,
-    Csv,
-    Device,
-    DtypeOption,
-    JsonForm,
-    Out,
-    Quiet,
-    Seed,
-    Shapes,
-    SkipImpl,
-    Texts,
-    Tokens,
-    Wait,
-    WandbOptions,
-    option,
-)
+from swiglu_bench.options import HOW, JsonForm, TpOptions, option
 from swiglu_bench.show import text
 
 if TYPE_CHECKING:
+    import torch
+
     from swiglu_bench.machine.machine import Machine
-    from swiglu_bench.tasks.tp.plan import SplitPlan
+    from swiglu_bench.tasks.tp import SplitCase
     from swiglu_bench.worker.settings import Settings
 
 DEFAULT = {
@@ -44,50 +31,6 @@ DEFAULT = {
 }
 """Take part unless told otherwise."""
 ON_REQUEST_ON_A_CPU = "On a CPU, compiling takes longer than everything else; --impl selects it."
-
-
-@dataclass(frozen=True, kw_only=True)
-class TpOptions(WandbOptions):
-    """What is split over how many GPUs, how it is timed, and where results go."""
-
-    gpus: Annotated[
-        str | None,
-        option(WHAT, "GPUs in a group, such as 4, or several in turn, such as 1,2,4; on a CPU, processes. "
-               "Under torchrun, the group's own. "
-               "\\[default: all GPUs; 2 processes on a CPU]", show_default=False),
-    ] = None  # fmt: skip
-    shapes: Shapes = None
-    tokens: Tokens = None
-    modes: Annotated[str, option(WHAT, "forward, step, comma-separated.")] = "forward,step"
-    dtype: DtypeOption = None
-    impl: Annotated[
-        Texts,
-        option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or path/to/file.py:name (which runs "
-               "that file's code); comma-separated or repeated. eager is always included. \\[default: eager, compile, "
-               "compile-async-tp, liger, fused-auto, fused-mlp-auto; for experts eager, grouped, liger-experts, "
-               "fused-experts]", show_default=False),
-    ] = None  # fmt: skip
-    skip_impl: SkipImpl = None
-    sequence_parallel: Annotated[
-        str,
-        option(WHAT, "no (every rank has all tokens; all-reduce), yes (each has its part of them; all-gather and "
-               "reduce-scatter) or both. Experts only have yes, with all-to-all."),
-    ] = "both"  # fmt: skip
-    seed: Seed = 0
-    device: Device = None
-    budget: Annotated[
-        float | None,
-        option(HOW, "Seconds for a case's rounds, of which there are at least ten; if it is given, cases that take "
-               "very long on this machine are timed too. \\[default: 3]", min=0.01),
-    ] = None  # fmt: skip
-    timeout: Annotated[
-        float,
-        option(HOW, "Seconds without progress, compiling included, after which a group of ranks is ended.", min=1.0),
-    ] = 180.0
-    wait: Wait = True
-    out: Out = None
-    csv: Csv = True
-    quiet: Quiet = False
 
 
 def _tp(
@@ -105,91 +48,104 @@ def _tp(
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """
     text.check("--format", form, "table", "json")
-    ways = _ways(options.sequence_parallel)
-    modes = [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
-    if options.out and not options.csv:
-        raise BadInput("--out was given together with --no-csv; leave one of them out.")
     request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, talks on stderr
     os.environ.setdefault("GLOG_minloglevel", "2")
     from swiglu_bench.worker.ranks import default_environment, under_torchrun
 
     default_environment()
+    from rich.console import Console
+
     from swiglu_bench.machine import machine
+    from swiglu_bench.tasks.tp import run
     from swiglu_bench.tasks.tp.court import quiet as hush
-    from swiglu_bench.tasks.tp.run import TpRun
     from swiglu_bench.worker import forkserver
+    from swiglu_bench.worker.places import Work
+    from swiglu_bench.worker.settings import Settings, Task
 
     spot = under_torchrun()
-    plan, settings, sizes = _asked(options, ways, modes, spot)
+    device, sizes = _where(options, spot)
+    cases = _cases(options, device.type == "cuda", sizes)
+    chosen, left = _choose(options, cases[0].scope, device.type == "cuda", None if spot else options.timeout)
+    rule, run_id = run.default_rule(3.0 if options.budget is None else options.budget), machine.run_id(machine.now())
+    settings = Settings(Task.TIME, device, request.command_line(), run_id, rule=rule)
+    names = [known.name for known in chosen]
     if dry_run:
-        _put_plan(form, plan, settings, sizes)
+        _put_plan(form, cases, settings, names)
         return
-    this = machine.describe(settings.device)
     if not spot:
-        _check_affordable(options, plan, settings, sizes, this)
+        able = [known for known in chosen if known.name not in left]
+        _check_affordable(options, cases, able, settings, machine.describe(device))
     about = {
-        "gpus": sizes, "modes": [mode.value for mode in modes], "sequence_parallel": options.sequence_parallel,
-        "seed": options.seed, "implementations": plan.names, "budget_s": plan.budget_s, "timeout_s": options.timeout,
+        "gpus": sizes, "modes": list(dict.fromkeys(case.mode.value for case in cases)),
+        "sequence_parallel": options.sequence_parallel, "seed": options.seed, "implementations": names,
+        "budget_s": rule.budget_s, "timeout_s": options.timeout,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))},
     }  # fmt: skip
     if not spot:
         forkserver.start("swiglu_bench.tasks.tp.run", "torch.distributed.tensor.parallel", "torch._dynamo")
     hush()
-    first = spot is None or spot[0] == 0
-    run = TpRun(this, settings, about, text.screen(form), options.quiet or not first)
-    if first:
-        run.begin(options, options.csv, options.out, len(plan.cases) * len(sizes))
-    status = run.join(plan, settings, *spot) if spot else run.spawn(plan, sizes, settings, options.wait)
+    console, first = text.screen(form), spot is None or spot[0] == 0
+    if not first:  # rank 0 takes the rows
+        console, options = Console(quiet=True), dataclasses.replace(options, out=None, csv=False, log_wandb=False)
+    kind = run.UnderTorchrun if spot else run.RankGroups
+    places = kind(device, cases, left, lambda said: console.print(said, markup=False, highlight=False, soft_wrap=True))
+    work = Work(run.tp, chosen, settings, options.timeout, Path(), options.wait)
+    status, written, rows = run.perform(
+        options, work, cases, places, request.asked(options.impl, chosen), about, console
+    )
     if form == "json" and first:
-        text.put(text.as_json({"kind": "tp", **run.about, "rows": [row.row() for row in run.rows]}))
+        text.put(text.as_json({"kind": "tp", **written, "rows": [row.row() for row in rows]}))
     raise typer.Exit(status)
 
 
-def _asked(
-    options: TpOptions, ways: tuple[bool, ...], modes: list[Mode], spot: tuple[int, int] | None
-) -> tuple[SplitPlan, Settings, list[int]]:
-    """What is measured, how, and with which numbers of ranks. Raises BadInput."""
-    from swiglu_bench.cases.shapes import load_shapes
+def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.device, list[int]]:
+    """The device, and the numbers of ranks; raises BadInput for more GPUs than there are."""
+    import torch
+
     from swiglu_bench.machine import machine
-    from swiglu_bench.tasks.tp.plan import SplitPlan, cases_of
-    from swiglu_bench.tasks.tp.run import default_rule
-    from swiglu_bench.worker.settings import Settings, Task
+    from swiglu_bench.tasks.tp import parse_gpus
 
     device = machine.find_device(options.device)
-    if spot and device.type == "cuda":
-        device = machine.find_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-    elif options.device and ":" in options.device:
+    asked, there = parse_gpus(options.gpus) if options.gpus is not None else [], torch.cuda.device_count()
+    if spot:
+        if asked and asked != [spot[1]]:
+            raise BadInput(f"--gpus: torchrun started {spot[1]} processes; leave the option out.")
+        if device.type == "cuda":
+            device = machine.find_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+        return device, [spot[1]]
+    if options.device and ":" in options.device:
         raise BadInput(
             f"--device: {options.device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES."
         )
-    sizes = _sizes(options.gpus, device.type, spot)
-    on_gpu = device.type == "cuda"
+    if device.type == "cuda" and asked and max(asked) > there:
+        raise BadInput(
+            f"--gpus: {max(asked)} were asked for, and there are {there} here; over several hosts, use torchrun."
+        )
+    return device, asked or [there if device.type == "cuda" else 2]
+
+
+def _cases(options: TpOptions, on_gpu: bool, sizes: list[int]) -> list[SplitCase]:
+    """What is measured with each number of ranks. Raises BadInput."""
+    from swiglu_bench.cases.shapes import load_shapes
+    from swiglu_bench.tasks.tp import WAYS, cases_of
+
+    ways = WAYS[text.check("--sequence-parallel", options.sequence_parallel, *WAYS)]
+    modes = [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
     names = options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke"
     shapes = load_shapes(names, options.seed)
-    scope = Scope.EXPERTS if shapes[0].experts else Scope.MLP
-    if any(bool(shape.experts) != (scope is Scope.EXPERTS) for shape in shapes):
+    if len({bool(shape.experts) for shape in shapes}) > 1:
         raise BadInput("--shapes: mixtures of experts and dense blocks have other contenders; give one kind at a time.")
-    if scope is Scope.EXPERTS:
+    if shapes[0].experts:
         if options.sequence_parallel == "no":
             raise BadInput("--sequence-parallel: with experts each rank has its part of the tokens; leave it out.")
         ways = (True,)
-    cases = cases_of(
-        shapes,
-        modes,
-        parse_dtypes(options.dtype if options.dtype is not None else "bf16" if on_gpu else "fp32"),
-        parse_tokens(options.tokens) if options.tokens is not None else None,
-        options.seed, sizes, True in ways,
-    )  # fmt: skip
-    chosen, beside, skipped = _choose(scope, options.impl, options.skip_impl, on_gpu, None if spot else options.timeout)
-    run_id, command = machine.run_id(machine.now()), request.command_line()
-    budget_s = 3.0 if options.budget is None else options.budget
-    asked = request.asked(options.impl, chosen)
-    plan = SplitPlan(run_id, cases, chosen, ways, budget_s, options.timeout, beside, skipped, asked, command)
-    return plan, Settings(Task.TIME, device, command, run_id, rule=default_rule(budget_s)), sizes
+    dtypes = parse_dtypes(options.dtype if options.dtype is not None else "bf16" if on_gpu else "fp32")
+    tokens = parse_tokens(options.tokens) if options.tokens is not None else None
+    return cases_of(shapes, modes, dtypes, tokens, options.seed, sizes, ways)
 
 
-def _put_plan(form: str, plan: SplitPlan, settings: Settings, sizes: list[int]) -> None:
+def _put_plan(form: str, cases: Sequence[SplitCase], settings: Settings, names: list[str]) -> None:
     """Print the cases, and whether the device's memory holds them."""
     from swiglu_bench.cli import listing
     from swiglu_bench.machine import machine
@@ -197,73 +153,47 @@ def _put_plan(form: str, plan: SplitPlan, settings: Settings, sizes: list[int]) 
 
     free_bytes = machine.free_memory_bytes(settings.device)
     rows = [
-        {"ranks": size} | row
-        for size in sizes
-        for row in listing.planned(settings, plan.cases, free_bytes, sharing(size, settings))
+        {"ranks": case.ranks} | row
+        for case in cases
+        for row in listing.planned(settings, [case], free_bytes, sharing(case, settings))
     ]
-    listing.put_plan(form, "tp", rows, plan.names, free_bytes)
+    listing.put_plan(form, "tp", rows, names, free_bytes)
 
 
-def _check_affordable(options: TpOptions, plan: SplitPlan, settings: Settings, sizes: list[int], this: Machine) -> None:
+def _check_affordable(
+    options: TpOptions, cases: Sequence[SplitCase], able: Sequence[Implementation], settings: Settings, this: Machine
+) -> None:
     """Raise BadInput where the memory holds no case, or a CPU would take too long."""
     from swiglu_bench.affordable import check_work
-    from swiglu_bench.tasks.tp.run import too_large, work
+    from swiglu_bench.tasks.tp.run import operations, too_large
 
-    large = [too_large(plan.cases, size, settings) for size in sizes]
-    if all(len(found) == len(plan.cases) for found in large):
-        case, reason = next(iter(large[0].items()))
+    large = too_large(cases, settings)
+    if len(large) == len(cases):
+        case, reason = next(iter(large.items()))
         raise BadInput(f"--shapes: {case.label} is too large: {reason[:-1]}; give smaller shapes or fewer --gpus.")
     if options.budget is None:
-        check_work(this, settings.device, work(plan, sizes, settings.rule), "--shapes", "--tokens")
-
-
-def _ways(name: str) -> tuple[bool, ...]:
-    from swiglu_bench.tasks.tp.plan import WAYS
-
-    return WAYS[text.check("--sequence-parallel", name, *WAYS)]
-
-
-def _sizes(gpus: str | None, device_type: str, spot: tuple[int, int] | None) -> list[int]:
-    """Numbers of ranks; raises BadInput for more GPUs than there are."""
-    import torch
-
-    from swiglu_bench.tasks.tp.plan import parse_gpus
-
-    asked = parse_gpus(gpus) if gpus is not None else None
-    if spot:
-        if asked and asked != [spot[1]]:
-            raise BadInput(f"--gpus: torchrun started {spot[1]} processes; leave the option out.")
-        return [spot[1]]
-    there = torch.cuda.device_count()
-    if device_type == "cuda" and asked and max(asked) > there:
-        raise BadInput(
-            f"--gpus: {max(asked)} were asked for, and there are {there} here; over several hosts, use torchrun."
-        )
-    return asked or [there if device_type == "cuda" else 2]
+        check_work(this, settings.device, operations(cases, able, settings.rule), "--shapes", "--tokens")
 
 
 def _choose(
-    scope: Scope, impl: list[str] | None, skip_impl: list[str] | None, on_gpu: bool, timeout_s: float | None
-) -> tuple[tuple[Implementation, ...], tuple[Implementation, ...], dict[str, str]]:
-    """Without their code: eager and the chosen implementations of the scope, and those that they are timed as
-    without collectives; which of the first are left out here, and why. `timeout_s` is for loading one."""
+    options: TpOptions, scope: Scope, on_gpu: bool, timeout_s: float | None
+) -> tuple[list[Implementation], dict[str, str]]:
+    """Without their code, eager and the chosen implementations of the scope; which of them are left out here, and why.
+
+    `timeout_s` is for loading one.
+    """
     from swiglu_bench.cases.registry import select
     from swiglu_bench.contenders.split import async_tp
-    from swiglu_bench.tasks.tp.plan import ALONE
 
     load = request.loader(timeout_s)
     known = [each for each in request.catalogue(load) if scope in each.scopes]
     if scope is Scope.MLP:
         known.insert(next(number for number, each in enumerate(known) if each.name == "compile") + 1, async_tp)
-    wanted = request.split(impl, "--impl")
-    chosen = select(known, wanted or DEFAULT[scope], request.split(skip_impl, "--skip-impl"), load)
+    wanted = request.split(options.impl, "--impl")
+    chosen = select(known, wanted or DEFAULT[scope], request.split(options.skip_impl, "--skip-impl"), load)
     chosen = [next(each for each in known if each.name == "eager"), *(each for each in chosen if each.name != "eager")]
-    names = {each.name for each in chosen}
-    alone = {ALONE.get(name, name) for name in names} - names
     left = {} if wanted or on_gpu else {"compile": ON_REQUEST_ON_A_CPU}
-    return (
-        tuple(each.declared() for each in chosen), tuple(each.declared() for each in known if each.name in alone), left,
-    )  # fmt: skip
+    return [each.declared() for each in chosen], left
 
 
 tp = command_of(TpOptions, _tp)

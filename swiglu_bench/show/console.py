@@ -16,6 +16,7 @@ from rich.table import Column
 from swiglu_bench.rows.finished_run import case_label, case_of
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.table import TABLE, by_reason
+from swiglu_bench.show.tables import tp_line, tp_tables
 from swiglu_bench.show.times import caution_lines, time_line
 
 if TYPE_CHECKING:
@@ -135,6 +136,24 @@ class ConsoleWriter:
 
     def _line(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class RanksWriter(ConsoleWriter):
+    """Collects the rows of `tp`: without a terminal a line for each that was not skipped, all tables at the end."""
+
+    def __init__(self, console: Console, case_count: int, quiet: bool) -> None:
+        super().__init__(console, lambda rows, width: tp_tables(rows), case_count, quiet=quiet)
+
+    def write(self, record: Record) -> None:
+        """Take a row."""
+        self.records.append(record)
+        if record.failed if self._quiet else not self.console.is_terminal and record.status is not Status.SKIPPED:
+            self._line(tp_line(record))
+
+    def close(self) -> None:
+        """Print all tables."""
+        for table in () if self._quiet else self._tables(self.records, self.console.width):
+            self.console.print(table, highlight=False)
 
 
 class Bar(Progress):

@@ -12,7 +12,7 @@ import torch
 from swiglu_bench.cases.cases import Case, Scope
 from swiglu_bench.measure.rounds import Rule
 
-Tell = Callable[[str, float], None]
+Tell = Callable[[str, float], object]
 """Hears what is being done, and which share of the case is done."""
 
 

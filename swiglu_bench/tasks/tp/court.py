@@ -13,7 +13,7 @@ import os
 import random
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -23,36 +23,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from swiglu_bench.cases import registry
-from swiglu_bench.cases.cases import Case, Mode
+from swiglu_bench.cases.cases import Mode
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Letterbox
-from swiglu_bench.contenders import split
+from swiglu_bench.contenders import pytorch, split
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Clock, Sample
 from swiglu_bench.measure.resources import measure_memory
+from swiglu_bench.rows.record import Record
+from swiglu_bench.tasks.tp import ASYNC, LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
 from swiglu_bench.tasks.tp.judge import OF_TOKENS, PartOfTokens, RankJudge, gather_into, said
-from swiglu_bench.tasks.tp.plan import (
-    ASYNC,
-    LOCAL,
-    SINGLE,
-    Collective,
-    SplitPlan,
-    Splitting,
-    bus_bytes,
-    key,
-    kinds,
-    local,
-)
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn
+from swiglu_bench.worker.court import CaseTask, Court
 from swiglu_bench.worker.judge_bench import JudgeBench
-from swiglu_bench.worker.ranks import OWN_S, Group, Send
+from swiglu_bench.worker.places import Work
+from swiglu_bench.worker.ranks import OWN_S, Group
 from swiglu_bench.worker.reports import BuildReport, CallReport, FaultReport, MemoryReport, Report, SampleReport
-from swiglu_bench.worker.settings import Settings
+from swiglu_bench.worker.settings import Settings, Tell
 from swiglu_bench.worker.turns import FULL_SHARE, RoundJudge
 from swiglu_bench.worker.workbench import Workbench, forget_compiled
 
@@ -109,61 +101,49 @@ class Seat(Workbench):
 
 
 class RankCourt:
-    """All ranks and their judges, as this rank has them; a Court of `worker`. Rank 0 sends where it is."""
+    """All ranks and their judges, as this rank has them; to a task, a Court."""
 
-    def __init__(self, group: Group, settings: Settings, plan: SplitPlan, send: Send) -> None:
-        self.group, self.settings, self._send = group, dataclasses.replace(settings, device=group.device), send
+    def __init__(self, group: Group, work: Work, skipped: Mapping[str, str]) -> None:
+        """`skipped` has the implementations that take no part, and why."""
+        self.group, self.skipped = group, skipped
+        self.settings: Settings = dataclasses.replace(work.settings, device=group.device)
         self.clock, self.machine = group.clock(), machine.describe(group.device)
         self.machines: list[dict[str, Any]] = group.gather(self.machine.as_dict())
         """Of all ranks."""
-        self.known = {declared.name: registry.find(declared) for declared in plan.everybody}
+        self.known = {declared.name: registry.find(declared) for declared in work.implementations}
+        if ASYNC in self.known:
+            self.known.setdefault(pytorch.compiled.name, pytorch.compiled)
+        self.tell: Tell = lambda doing, share: None
+        """Hears what is being done and which share of the case is done."""
+        self.tell_whose: Callable[[str], object] = lambda name: None
+        """Hears whose code runs next; "" for nobody's."""
         self._whose = ""
         self._ceilings: dict[Any, float | None] = {}
         self._bare: dict[bool, Callable[[], None]] = {}
 
     @classmethod
-    def join(cls, settings: Settings, plan: SplitPlan, processes: int, send: Send) -> RankCourt:
+    def join(cls, work: Work, skipped: Mapping[str, str], processes: int = 0) -> RankCourt:
         """Meet the others where the environment says, and load implementations.
 
-        So many `processes` on this machine share the CPU's threads; 0: torchrun has seen to that.
+        So many `processes` were started on this machine and share its CPU; 0: by torchrun, which has seen to that.
         """
         quiet()
-        device = settings.device
+        device = work.settings.device
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         else:
             torch.set_num_threads(max(1, torch.get_num_threads() // max(1, processes)))
-        return cls(Group.join(device, plan.timeout_s, watched=processes > 0), settings, plan, send)
+        return cls(Group.join(device, work.timeout_s, watched=processes > 0), work, skipped)
 
     @property
     def judge(self) -> JudgeBench:
         """All ranks' judges of the case."""
         return cast(JudgeBench, self.judges)
 
-    def run(self, action: Callable[[], Any], whose: str) -> list[Any]:
-        """What all ranks return; raises ContenderFailed and ranks.GroupLost. `whose` code runs is told before."""
-        if whose != self._whose:
-            self._send("whose", whose)
-            self._whose = whose
-        return self.group.together(action, self.group.limit_s if whose else max(self.group.limit_s, OWN_S))
-
-    def own(self, action: Callable[[], Any]) -> list[Any]:
-        """The same for what no implementation's code runs for."""
-        return self.run(action, "")
-
-    def begin(self, case: Case) -> Drawn:
-        """Take up a case: what is drawn for it, the same on all ranks."""
-        drawn = self.group.first(Drawn.new())
-
-        def take_up() -> None:
-            self._case = case
-            self.judges = RankJudge(self.group, case, drawn, self.own)
-
-        self.own(take_up)
-        return drawn
-
-    def end(self) -> None:
-        """Let go of the case."""
+    def run(self, task: CaseTask, case: SplitCase, implementations: Sequence[Implementation]) -> Iterator[Record]:
+        """The rows of a task at a case, the same on all ranks. Raises GroupLost."""
+        self.case = case
+        yield from task(cast(Court, self), case, implementations)
         self._bare.clear()
         self.__dict__.pop("judges", None)
         forget_compiled()
@@ -171,9 +151,33 @@ class RankCourt:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def why_not(self, case: Case, name: str, way: bool) -> str:
+    def on_all(self, action: Callable[[], Any], whose: str = "") -> list[Any]:
+        """What all ranks return; raises ContenderFailed and GroupLost. It is told before `whose` code runs."""
+        if whose != self._whose:
+            self.tell_whose(whose)
+            self._whose = whose
+        return self.group.together(action, self.group.limit_s if whose else max(self.group.limit_s, OWN_S))
+
+    def begin(self) -> Drawn:
+        """Take up the case: what is drawn for it, the same on all ranks."""
+        drawn = self.group.first(Drawn.new())
+
+        def take_up() -> None:
+            self.judges = RankJudge(self.group, self.case, drawn, self.on_all)
+
+        self.on_all(take_up)
+        return drawn
+
+    def end(self) -> None:
+        """Leave the others."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def why_not(self, case: SplitCase, name: str, way: bool) -> str:
         """Why an implementation takes no part, in one sentence, or "" if it does; of this rank."""
         known, device = self.known[name], self.group.device
+        if name in self.skipped:
+            return self.skipped[name]
         if large := policy.too_large(self.settings, case, machine.free_memory_bytes(device)):
             return f"One GPU runs the case whole. {large}"
         if case.shape.experts and known.backend == "inductor":
@@ -181,41 +185,40 @@ class RankCourt:
         if case.mode is not Mode.FORWARD and known.trains != "everything":
             return "It yields no weight gradients, which a step has."
         refusal = split.why_no_async(device.type, way) if known.name == ASYNC else None
-        return refusal or policy.inapplicable(self.settings, self.machine, local(case, self.group.size), known) or ""
+        return refusal or policy.inapplicable(self.settings, self.machine, case.local, known) or ""
 
     def take_collectives(self, way: bool, number: int, lead_us: float) -> Sample:
         """Time the bare collectives of a call of the case once."""
 
-        def take() -> SampleReport:
+        def take() -> Sample:
             if way not in self._bare:
-                elements = self._case.pairs * self._case.shape.hidden
-                these = kinds(self._case.mode, way, self._case.scope)
-                self._bare[way] = bare(self.group, these, elements, torch_dtype(self._case))
-            taken = self.clock.sample(self._bare[way], lead_us)
-            return SampleReport(
-                ms=taken.ms, host_us=taken.host_us, queue_us=taken.queue_us, queue_filled=taken.queue_filled,
-                delivered=[], faults={},
-            )  # fmt: skip
+                elements = self.case.pairs * self.case.shape.hidden
+                self._bare[way] = bare(self.group, self.case.collectives(way), elements, torch_dtype(self.case))
+            return self.clock.sample(self._bare[way], lead_us)
 
-        found: Sample = merged(self.own(take)).sample()
-        return found
+        samples = self.on_all(take)
+        return dataclasses.replace(samples[0], **_slowest(samples))
 
     def ceiling_gbps(self, way: bool) -> float | None:
         """Bus bandwidth of large collectives of the same kinds in 10^9 bytes per second, measured once; None alone."""
         if self.group.size == 1:
             return None
-        known = these, dtype = kinds(Mode.FORWARD, way, self._case.scope), torch_dtype(self._case)
-        if known not in self._ceilings:
-            self._ceilings[known] = min(self.own(lambda: self._large_gbps(these, dtype)))
-        return self._ceilings[known]
+        known = these, dtype = (
+            dataclasses.replace(self.case, mode=Mode.FORWARD).collectives(way),
+            torch_dtype(self.case),
+        )
 
-    def _large_gbps(self, these: tuple[Collective, ...], dtype: torch.dtype) -> float:
-        size_bytes = LARGE_BYTES[self.group.device.type]
-        call = bare(self.group, these, size_bytes // dtype.itemsize, dtype)
-        for _ in range(WARMUPS):
-            call()
-        ms = statistics.median(self.clock.sample(call, 100.0).ms for _ in range(SAMPLES))
-        return bus_bytes(these, size_bytes, self.group.size) / ms / 1e6
+        def gbps() -> float:
+            size_bytes = LARGE_BYTES[self.group.device.type]
+            call = bare(self.group, these, size_bytes // dtype.itemsize, dtype)
+            for _ in range(WARMUPS):
+                call()
+            ms = statistics.median(self.clock.sample(call, 100.0).ms for _ in range(SAMPLES))
+            return bus_bytes(these, size_bytes, self.group.size) / ms / 1e6
+
+        if known not in self._ceilings:
+            self._ceilings[known] = min(self.on_all(gbps))
+        return self._ceilings[known]
 
 
 class RankContender:
@@ -230,13 +233,13 @@ class RankContender:
         if method == "deliver_weights":  # each rank's judge has them
             return cast(R, CallReport(delivered=[], faults={}, conduct={}))
         action = self._build if method == "build" else partial(self._answer, method, arguments)  # the case has begun
-        found: R = merged(self._court.run(action, self.implementation.name))
+        found: R = merged(self._court.on_all(action, self.implementation.name))
         return found
 
     def tell(self, method: str, *arguments: Any) -> str:
         """As Contender has it."""
         if method != "open_letterbox":  # each rank's judge has its own
-            self._court.run(partial(self._answer, method, arguments), self.implementation.name)
+            self._court.on_all(partial(self._answer, method, arguments), self.implementation.name)
         return ""
 
     def end(self) -> None:
@@ -299,12 +302,17 @@ def merged(reports: Sequence[Any]) -> Any:
         found["faults"] = {n: FaultReport(check=check, reason=said(reasons, n)) for n, check in faults.items()}
         found["delivered"] = [name for name in first.delivered if all(name in report.delivered for report in reports)]
     if isinstance(first, SampleReport):
-        found |= {name: max(getattr(report, name) for report in reports) for name in ("ms", "host_us", "queue_us")}
-        found["queue_filled"] = all(report.queue_filled for report in reports)
+        found |= _slowest(reports)
     elif isinstance(first, CallReport):
         conducts = [report.conduct for report in reports]
         found["conduct"] = {name: said(conducts, name) for conduct in conducts for name in conduct}
     return first.model_copy(update=found)
+
+
+def _slowest(samples: Sequence[Any]) -> dict[str, Any]:
+    """The figures of a sample that all ranks have taken together."""
+    found = {name: max(getattr(sample, name) for sample in samples) for name in ("ms", "host_us", "queue_us")}
+    return found | {"queue_filled": all(sample.queue_filled for sample in samples)}
 
 
 def bare(group: Group, these: tuple[Collective, ...], elements: int, dtype: torch.dtype) -> Callable[[], None]:

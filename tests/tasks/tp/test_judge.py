@@ -1,6 +1,7 @@
 """What a rank judges by, in a group of one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,19 +10,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.cases.cases import Dtype, Mode, Scope, Shape
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import REFERENCE, compute_truth
 from swiglu_bench.contenders import split
-from swiglu_bench.tasks.tp import judge
+from swiglu_bench.tasks.tp import SplitCase, judge
 from swiglu_bench.tasks.tp.court import RankRoundJudge, merged
 from swiglu_bench.tasks.tp.judge import NoReference, PartOfTokens, SplitJudge, cuts, part_of
 from swiglu_bench.worker.ranks import Group
 from swiglu_bench.worker.reports import CallReport, FaultReport, SampleReport
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
-CASE = Case(Shape("made-up", 12, 24, "for tests", ()), 6, Dtype.FLOAT32, Scope.MLP, Mode.STEP)
+CASE = SplitCase(Shape("made-up", 12, 24, "for tests", ()), 6, Dtype.FLOAT32, Scope.MLP, Mode.STEP)
 DRAW = Draw(3)
 
 
@@ -37,7 +38,7 @@ def rank(number: int, size: int) -> Group:
 
 
 def test_the_ranks_fp64_parts_make_up_the_whole() -> None:
-    problem = make_problem(CASE, "cpu", seed=1)
+    problem = make_problem(replace(CASE, ranks=2), "cpu", seed=1)
     desk = Desk(problem)
     given = desk.activations(DRAW), desk.upstream(DRAW)
     whole = compute_truth(problem, *given)
@@ -72,7 +73,7 @@ def test_a_sum_that_is_not_the_answer_is_no_yardstick(alone: Group, monkeypatch:
 
 
 def test_a_rank_has_its_part_of_weights_and_tokens() -> None:
-    problem = make_problem(CASE, "cpu", seed=1)
+    problem = make_problem(replace(CASE, ranks=3), "cpu", seed=1)
     group = rank(1, 3)
     part = part_of(group, problem)
     assert part.case.shape.intermediate == 8

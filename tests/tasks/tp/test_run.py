@@ -10,15 +10,16 @@ import torch
 from from_files import from_file
 from split_implementations import fails, fails_alone, forgets, hangs, later, no_weights, spoils, unbiased, wrong
 
-from swiglu_bench.cases.cases import Case, Dtype, Experts, Extras, Mode, Scope, Shape
+from swiglu_bench.cases.cases import Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.contenders.split import async_tp
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.samples import PARTS
-from swiglu_bench.tasks.tp.plan import ASYNC, SplitPlan
-from swiglu_bench.tasks.tp.run import from_data, take_part
+from swiglu_bench.tasks.tp import ASYNC, SplitCase
+from swiglu_bench.tasks.tp.run import default_rule, from_data, take_part, tp
 from swiglu_bench.worker import forkserver
+from swiglu_bench.worker.places import Work
 from swiglu_bench.worker.ranks import GroupLost, LocalRanks
 from swiglu_bench.worker.settings import Settings, Task
 
@@ -27,8 +28,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed"),
 ]
 SHAPE = Shape("16x32", 16, 32, "for tests", (8,))
-FORWARD, STEP = (Case(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
-SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r")
+FORWARD, STEP = (SplitCase(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
+SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r", rule=default_rule(0.1))
 WRONG = [from_file(contender) for contender in (fails, forgets, later, no_weights, spoils, wrong)]
 Found = dict[tuple[str, str, bool], Record]
 
@@ -37,19 +38,20 @@ class Heard:
     """What the ranks of a group send."""
 
     def __init__(
-        self, logs: Path, size: int, cases: tuple[Case, ...], implementations: list[Implementation],
+        self, logs: Path, size: int, cases: tuple[SplitCase, ...], implementations: list[Implementation],
         ways: tuple[bool, ...] = (False,), timeout_s: float = 60.0,
     ) -> None:  # fmt: skip
         forkserver.start("swiglu_bench.tasks.tp.run", "torch.distributed.tensor.parallel", "torch._dynamo")
-        plan = SplitPlan("r", cases, tuple(each.declared() for each in implementations), ways, 0.1, timeout_s)
+        work = Work(tp, [each.declared() for each in implementations], SETTINGS, timeout_s, logs)
+        cases = tuple(replace(case, ranks=size, ways=ways) for case in cases)
         self.rows: Found = {}
         self.whose, self.machines, self.lost = "", list[dict[str, Any]](), ""
-        ranks = LocalRanks(size, take_part, (plan, SETTINGS, size), timeout_s, logs)
+        ranks = LocalRanks(size, take_part, (work, cases, {}), timeout_s, logs)
         self.pids = ranks.pids
         try:
             for kind, value in ranks.messages():
                 if kind == "rows":
-                    rows = [from_data(data, {}) for data in value]
+                    rows = [from_data(data, SETTINGS) for data in value]
                     self.rows |= {(row.implementation, row.mode, row.sequence_parallel): row for row in rows}
                 elif kind in ("whose", "machines"):
                     setattr(self, kind, value)
@@ -110,7 +112,7 @@ def test_the_parent_knows_its_ranks(two: Heard) -> None:
 def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
     extras = Extras(bias=True, limit=1.0, alpha=1.702, interleaved=True)
     shape = replace(SHAPE, experts=Experts(4, 2), extras=extras)
-    cases = tuple(Case(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
+    cases = tuple(SplitCase(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
     found = Heard(tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(unbiased)], (True,)).rows
     for mode in ("forward", "step"):
         for name in ("eager", "grouped"):
