@@ -43,7 +43,7 @@ def _train(
         raise BadInput("--interpret is for a CPU; a GPU runs the kernels themselves. Leave it out.")
     precision = _precision(options)
     chosen = chosen_implementations(options)
-    from swiglu_bench.tasks.train.command import TrainingRun  # after Triton was told to interpret
+    from swiglu_bench.tasks.train import TrainingRun  # after Triton was told to interpret
 
     dtype = _dtype("bf16" if precision else options.dtype, device.type)
     run = TrainingRun(options, device, chosen, precision, dtype, request.command_line())

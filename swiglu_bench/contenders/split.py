@@ -46,8 +46,8 @@ def split(known: Implementation, mesh: DeviceMesh, whole: Problem, by_sequence: 
     """The implementation with the collectives around it, to be built on a rank's part of the whole problem."""
     if whole.case.shape.experts:
         build = partial(between_exchanges, known=known, mesh=mesh)
-    elif known.name in _TORCH:
-        build = partial(_TORCH[known.name], mesh=mesh, whole=whole, by_sequence=by_sequence)
+    elif known.name in _COMPILED:
+        build = partial(_torch_mlp, mesh=mesh, whole=whole, by_sequence=by_sequence, options=_COMPILED[known.name])
     else:
         build = partial(_between_collectives, known=known, mesh=mesh, by_sequence=by_sequence)
     return dataclasses.replace(known, build=build)
@@ -74,8 +74,7 @@ class _PlainMLP(nn.Module):
             setattr(self, projection, linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = silu(self.get_submodule("gate_proj")(x)) * self.get_submodule("up_proj")(x)
-        out: Tensor = self.get_submodule("down_proj")(hidden)
+        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
@@ -92,11 +91,7 @@ class _Arrived(torch.autograd.Function):
 
 
 def _torch_mlp(
-    part: Problem,
-    mesh: DeviceMesh,
-    whole: Problem,
-    by_sequence: bool,
-    compiled: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda mlp: mlp,
+    part: Problem, mesh: DeviceMesh, whole: Problem, by_sequence: bool, options: dict[str, bool] | None
 ) -> Step:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -116,7 +111,9 @@ def _torch_mlp(
     }
     mlp = parallelize_module(_PlainMLP(whole), mesh, plan, src_data_rank=None)
     mlp.requires_grad_(part.weights["w_gate"].requires_grad)
-    forward = compiled(mlp)
+    if options:
+        _use_symmetric_memory(mesh)
+    forward = mlp if options is None else torch.compile(mlp, fullgraph=True, dynamic=False, options=options or None)
     parameters = {name: mlp.get_parameter(f"{projection}.weight") for name, projection in PROJECTIONS.items()}
 
     def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -125,11 +122,7 @@ def _torch_mlp(
     return Step(lambda x: _Arrived.apply(forward(x)), parameters, to_canonical)
 
 
-def _compiled(part: Problem, **where: Any) -> Step:
-    return _torch_mlp(part, **where, compiled=partial(torch.compile, fullgraph=True, dynamic=False))
-
-
-def _compiled_async(part: Problem, mesh: DeviceMesh, **where: Any) -> Step:
+def _use_symmetric_memory(mesh: DeviceMesh) -> None:
     from torch.distributed import _symmetric_memory
 
     enable = getattr(_symmetric_memory, "enable_symm_mem_for_group", None)
@@ -137,11 +130,10 @@ def _compiled_async(part: Problem, mesh: DeviceMesh, **where: Any) -> Step:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             enable(mesh.get_group().group_name)
-    compiled = partial(torch.compile, fullgraph=True, dynamic=False, options={"_micro_pipeline_tp": True})
-    return _torch_mlp(part, mesh, **where, compiled=compiled)
 
 
-_TORCH: dict[str, Callable[..., Step]] = {"eager": _torch_mlp, "compile": _compiled, ASYNC: _compiled_async}
+_COMPILED: dict[str, dict[str, bool] | None] = {"eager": None, "compile": {}, ASYNC: {"_micro_pipeline_tp": True}}
+"""What torch itself offers, by the options of torch.compile; None: not compiled."""
 
 
 def check_fused(call: Callable[[], object]) -> None:

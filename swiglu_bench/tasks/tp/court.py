@@ -25,14 +25,13 @@ from torch import Tensor
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.cases import Mode
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Letterbox
 from swiglu_bench.contenders import pytorch, split
 from swiglu_bench.machine import machine
-from swiglu_bench.measure.clock import Clock, Sample
+from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.rows.record import Record
 from swiglu_bench.tasks.tp import ASYNC, LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
@@ -52,52 +51,6 @@ R = TypeVar("R", bound=Report)
 LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
 """Of the tensor whose collectives are the ceiling: far beyond what latency matters to."""
 WARMUPS, SAMPLES = 3, 9
-
-
-class Seat(Workbench):
-    """One contender in a rank's process, run one way."""
-
-    def __init__(self, settings: Settings, implementation: Implementation, clock: Clock, kind: Splitting) -> None:
-        super().__init__(settings, implementation, GlobalState())
-        self._clock, self.kind = clock, kind
-
-    def take_up(self, problem: Problem, desk: Desk, tokens: int) -> BuildReport:
-        """Build for a problem; its inputs come from a desk, and it hands over so many tokens."""
-        self._problem = problem
-        self._built = Built(self._implementation, problem)
-        self._built.desk = desk
-        own = {name: value.to_local() if hasattr(value, "to_local") else value
-               for name, value in self._built.parameters.items()}  # fmt: skip
-        self._weights = own | problem.parameters
-        found = sizes(problem.case)
-        found["output"] = found["x"]
-        found |= {name: (tokens, found[name][1]) for name in OF_TOKENS}
-        wanted = {name: found[name] for name in ("output", *self._built.gradients)}
-        self._boxes["results"] = Letterbox.here(wanted, torch_dtype(problem.case), problem.device)
-        return BuildReport(gradients=list(self._built.gradients))
-
-    @property
-    def results(self) -> Mapping[str, Tensor]:
-        """What was handed over last."""
-        return self._boxes["results"].tensors
-
-    def memory(self, draw: Draw) -> MemoryReport:
-        """Bytes of one call of the case's mode."""
-        call = self._built.call(self._problem.case.mode, draw, upstream_first=True)
-        call.begin()
-        call.prepare()
-
-        def run() -> Tensor:
-            call.run(nullcontext)
-            output: Tensor = call.results()["output"]
-            return output
-
-        use = measure_memory(self._problem.device, run, None)
-        return MemoryReport(saved_bytes=use.saved_bytes, peak_bytes=use.peak_bytes, kept_bytes=use.kept_bytes)
-
-    def check_fused(self, draw: Draw) -> None:
-        """Raise NothingFused unless the call, compiled before, runs a product fused with a collective."""
-        split.check_fused(self._built.call(self._problem.case.mode, draw, upstream_first=True))
 
 
 class RankCourt:
@@ -221,56 +174,88 @@ class RankCourt:
         return self._ceilings[known]
 
 
-class RankContender:
-    """One implementation on all ranks, run one way; a Contender of `worker`. It is called `alias` where it is one."""
+class RankContender(Workbench):
+    """One implementation on all ranks, run one way: a Contender of `worker`, and its Workbench on this rank.
+
+    It is called `alias` where it is one.
+    """
 
     def __init__(self, court: RankCourt, implementation: Implementation, kind: Splitting, alias: str = "") -> None:
+        super().__init__(court.settings, implementation, GlobalState())
         self.name, self.implementation, self.kind = key(alias or implementation.name, kind), implementation, kind
-        self._court = court
+        self._court, self._clock = court, court.clock
 
     def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
         """As Contender has it."""
         if method == "deliver_weights":  # each rank's judge has them
             return cast(R, CallReport(delivered=[], faults={}, conduct={}))
-        action = self._build if method == "build" else partial(self._answer, method, arguments)  # the case has begun
-        found: R = merged(self._court.on_all(action, self.implementation.name))
+
+        def answer() -> Any:
+            try:  # the case has begun
+                return self._take_up() if method == "build" else getattr(self, method)(*arguments)
+            finally:
+                self.conduct()  # puts back what is not its own
+
+        found: R = merged(self._court.on_all(answer, self.implementation.name))
         return found
 
     def tell(self, method: str, *arguments: Any) -> str:
         """As Contender has it."""
         if method != "open_letterbox":  # each rank's judge has its own
-            self._court.on_all(partial(self._answer, method, arguments), self.implementation.name)
+            self.ask(Report, method, *arguments)
         return ""
 
     def end(self) -> None:
         """It ends with the case."""
 
-    def _build(self) -> BuildReport:
-        """Build on this rank: split one way, without collectives, or whole."""
-        court, kind = self._court, self.kind
-        known, whole, part = court.known[self.implementation.name], court.judges.whole, court.judges.split.problem
+    def _take_up(self) -> BuildReport:
+        """Build: split one way, without collectives, or whole."""
+        group, judges, kind = self._court.group, self._court.judges, self.kind
+        known, whole, self._problem = self._court.known[self.implementation.name], judges.whole, judges.split.problem
         desk, tokens, by_tokens = Desk(whole), whole.case.tokens, kind is True
         if kind == SINGLE:
-            part = whole
+            self._problem = whole
         elif kind != LOCAL:
-            known = split.split(known, court.group.mesh, whole, bool(kind))
+            known = split.split(known, group.mesh, whole, bool(kind))
         elif whole.case.shape.experts:
             known = dataclasses.replace(known, build=partial(split.without_exchanges, known=known))
             by_tokens = True
         if by_tokens:
-            desk, tokens = PartOfTokens(whole, court.group), tokens // court.group.size
-        self._seat = court.judges.seats[self.name] = Seat(court.settings, known, court.clock, kind)
-        try:
-            return self._seat.take_up(part, desk, tokens)
-        finally:
-            self._seat.conduct()  # puts back what is not its own
+            desk, tokens = PartOfTokens(whole, group), tokens // group.size
+        self._built = Built(known, self._problem)
+        self._built.desk = desk
+        own = {name: value.to_local() if hasattr(value, "to_local") else value
+               for name, value in self._built.parameters.items()}  # fmt: skip
+        self._weights = own | self._problem.parameters
+        found = sizes(self._problem.case)
+        found["output"] = found["x"]
+        found |= {name: (tokens, found[name][1]) for name in OF_TOKENS}
+        wanted = {name: found[name] for name in ("output", *self._built.gradients)}
+        self._boxes["results"] = Letterbox.here(wanted, torch_dtype(whole.case), group.device)
+        judges.seats[self.name] = self
+        return BuildReport(gradients=list(self._built.gradients))
 
-    def _answer(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Its answer on this rank."""
-        try:
-            return getattr(self._seat, method)(*arguments)
-        finally:
-            self._seat.conduct()
+    @property
+    def results(self) -> Mapping[str, Tensor]:
+        """What was handed over last."""
+        return self._boxes["results"].tensors
+
+    def memory(self, draw: Draw) -> MemoryReport:
+        """Bytes of one call of the case's mode."""
+        call = self._built.call(self._problem.case.mode, draw, upstream_first=True)
+        call.begin()
+        call.prepare()
+
+        def run() -> Tensor:
+            call.run(nullcontext)
+            output: Tensor = call.results()["output"]
+            return output
+
+        return MemoryReport(**dataclasses.asdict(measure_memory(self._problem.device, run, None)))
+
+    def check_fused(self, draw: Draw) -> None:
+        """Raise NothingFused unless the call, compiled before, runs a product fused with a collective."""
+        split.check_fused(self._built.call(self._problem.case.mode, draw, upstream_first=True))
 
 
 class RankRoundJudge(RoundJudge):
@@ -291,8 +276,10 @@ class RankRoundJudge(RoundJudge):
 
 
 def merged(reports: Sequence[Any]) -> Any:
-    """One report of all ranks', which are of one kind."""
+    """One report of all ranks', which are of one kind, or None."""
     first = reports[0]
+    if first is None:
+        return None
     if isinstance(first, MemoryReport):
         return max(reports, key=lambda report: report.peak_bytes)
     found: dict[str, Any] = {}
