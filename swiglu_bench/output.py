@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.options import WandbOptions, given
+from swiglu_bench.options import AuditOptions, SweepOptions, TpOptions, TrainOptions, WandbOptions, given
 from swiglu_bench.request import Request, Say, split
 from swiglu_bench.rows import run_folder
 from swiglu_bench.show import Writer
@@ -23,15 +23,6 @@ from swiglu_bench.show.csv_file import CsvFile
 
 if TYPE_CHECKING:
     from swiglu_bench.show.wandb_run import WandbRun
-
-
-class Destination(Protocol):
-    """The options that say where files go."""
-
-    @property
-    def out(self) -> Path | None: ...  # noqa: D102
-    @property
-    def csv(self) -> bool: ...  # noqa: D102
 
 
 @dataclass
@@ -169,7 +160,9 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
                     folder_or_file.rmdir()
 
 
-def folder_of(command: str, options: Destination, this: Machine, moment: str) -> Path | None:
+def folder_of(
+    command: str, options: SweepOptions | AuditOptions | TpOptions | TrainOptions, this: Machine, moment: str
+) -> Path | None:
     """Where the files of a command go; None for --no-csv. Raises BadInput for --no-csv with --out."""
     if options.out and not options.csv:
         raise BadInput("--out was given together with --no-csv; leave one of them out.")

@@ -16,6 +16,7 @@ import typer
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli import measure
+from swiglu_bench.cli.beyond import tp, train
 from swiglu_bench.cli.check import audit, inspect, selftest
 from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, show
@@ -23,8 +24,6 @@ from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
 from swiglu_bench.cli.options import Command, command_of, folding
 from swiglu_bench.cli.report import recommend, report
-from swiglu_bench.cli.tp import tp
-from swiglu_bench.cli.train import train
 from swiglu_bench.cli.tune import tune
 from swiglu_bench.options import AuditOptions
 from swiglu_bench.rows.csv_table import CutShort

@@ -232,13 +232,8 @@ class RankContender(Workbench):
         found |= {name: (tokens, found[name][1]) for name in OF_TOKENS}
         wanted = {name: found[name] for name in ("output", *self._built.gradients)}
         self._boxes["results"] = Letterbox.here(wanted, torch_dtype(whole.case), group.device)
-        judges.seats[self.name] = self
+        judges.seats[self.name] = kind, self._boxes["results"].tensors
         return BuildReport(gradients=list(self._built.gradients))
-
-    @property
-    def results(self) -> Mapping[str, Tensor]:
-        """What was handed over last."""
-        return self._boxes["results"].tensors
 
     def memory(self, draw: Draw) -> MemoryReport:
         """Bytes of one call of the case's mode."""

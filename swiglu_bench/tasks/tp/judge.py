@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -154,17 +154,6 @@ class SplitJudge(Judge):
         return errors
 
 
-class HandedOver(Protocol):
-    """A contender on this rank, as its judge sees it."""
-
-    kind: Splitting
-
-    @property
-    def results(self) -> Mapping[str, Tensor]:
-        """What it handed over last."""
-        ...
-
-
 class RankJudge:
     """All ranks' judges of a case, on this rank; what `worker` asks of a JudgeBench."""
 
@@ -175,7 +164,8 @@ class RankJudge:
         self._group, self._case, self._seed, self._together = group, case, drawn.weights, together
         self.whole = make_problem(case, group.device, seed=drawn.weights)
         self.split = SplitJudge(group, self.whole, drawn.draws)
-        self.seats: dict[str, HandedOver] = {}
+        self.seats: dict[str, tuple[Splitting, Mapping[str, Tensor]]] = {}
+        """How each contender on this rank is run, and what it hands over, by its name."""
 
     def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
         """Each rank's process has one of its own."""
@@ -190,7 +180,7 @@ class RankJudge:
         def verdicts() -> tuple[TensorCheck, ...]:
             sound = self._whole_results(contender, [name for name in results if name not in faults])
             produced = {name: sound.get(name) for name in results}
-            if self.seats[contender].kind == SINGLE:
+            if self.seats[contender][0] == SINGLE:
                 return self.split.judge_alone(produced, draw, faults)
             checks = self.split.judge(produced, draw, label=label, faults=faults, distribution=distribution)
             different = self.split.differing(sound)
@@ -234,9 +224,9 @@ class RankJudge:
 
     def _whole_results(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
         """What a contender has handed over, with all ranks' tokens."""
-        seat = self.seats[contender]
-        found = {name: seat.results[name].clone() for name in names}
-        for name in OF_TOKENS if seat.kind is True else ():
+        kind, results = self.seats[contender]
+        found = {name: results[name].clone() for name in names}
+        for name in OF_TOKENS if kind is True else ():
             if name in found:
                 whole = found[name].new_empty(self._case.tokens, found[name].shape[1])
                 gather_into(whole, found[name])

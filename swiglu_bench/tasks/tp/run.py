@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from rich.console import Console
 
+from swiglu_bench.affordable import check_work
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import WEIGHTS, Dtype
 from swiglu_bench.cases.errors import BadInput
@@ -69,6 +70,18 @@ def operations(cases: Sequence[SplitCase], implementations: Sequence[Implementat
         rounds = (rule.warmup_rounds + rule.min_rounds) * here * len(case.ways)
         found[case.dtype] += (2 + case.ranks) * rounds * costs.flops(case, (*WEIGHTS[case.scope], "x"))
     return found
+
+
+def check_affordable(
+    options: TpOptions, cases: Sequence[SplitCase], able: Sequence[Implementation], settings: Settings
+) -> None:
+    """Raise BadInput where the memory holds no case, or a CPU would take too long."""
+    large, this = too_large(cases, settings), machine.describe(settings.device)
+    if len(large) == len(cases):
+        case, reason = next(iter(large.items()))
+        raise BadInput(f"--shapes: {case.label} is too large: {reason[:-1]}; give smaller shapes or fewer --gpus.")
+    if options.budget is None:
+        check_work(this, settings.device, operations(cases, able, settings.rule), "--shapes", "--tokens")
 
 
 # On every rank

@@ -108,31 +108,22 @@ def test_the_document_s_arithmetic_is_that_of_the_costs():
 # Figures
 
 
-def row(name: str, **more: object) -> Record:
-    return a_split_row(name, shape="made-up", tokens=2048, device="A GPU", **more)
-
-
-def rounds(**ms: float) -> Rounds:
-    """Twenty rounds in which each takes the same time but for drift that hits all alike."""
-    drift = [1 + 0.01 * (number % 5) for number in range(20)]
+def filled(name: str = "mine", **more: float) -> Record:
+    """A row after twenty rounds in which each takes the same time but for drift that hits all alike."""
+    ms = {key("eager", True): 4.0, key(TWIN, True): 4.0, key("mine", True): 3.0, key("mine", LOCAL): 2.5,
+          key("mine", SINGLE): 9.6, key(COLLECTIVES, True): 1.0}  # fmt: skip
     timings = {
-        name: Timing([Sample(value * factor, 1.0, 1.0, True, None) for factor in drift]) for name, value in ms.items()
+        name: Timing([Sample(value * (1 + 0.01 * (number % 5)), 1.0, 1.0, True, None) for number in range(20)])
+        for name, value in (ms | more).items()
     }
-    return Rounds(timings, "budget")
-
-
-def measured(**more: float) -> Rounds:
-    keys = {key("eager", True): 4.0, key(TWIN, True): 4.0, key("mine", True): 3.0, key("mine", LOCAL): 2.5,
-            key("mine", SINGLE): 9.6, key("eager", LOCAL): 2.5, key("eager", SINGLE): 10.0,
-            key(COLLECTIVES, True): 1.0}  # fmt: skip
-    return rounds(**(keys | more))
+    row = a_split_row(name, shape="made-up", tokens=2048, device="A GPU")
+    fill(row, Rounds(timings, "budget"), SPLIT, 400.0)
+    return row
 
 
 def test_times_ratios_and_parts_are_of_the_same_rounds():
-    mine = row("mine")
-    fill(mine, measured(), SPLIT, 400.0)
-    assert mine.ratio == pytest.approx(0.75)
-    assert mine.verdict == "faster"
+    mine = filled()
+    assert (mine.ratio, mine.verdict) == (pytest.approx(0.75), "faster")
     assert mine.hidden_share == pytest.approx(0.5)  # of 1 ms half is seen behind 2.5 ms
     assert mine.efficiency == pytest.approx(9.6 / 4 / 3)
     assert mine.comm_bytes == 2 * 2048 * 1024 * 2
@@ -140,17 +131,11 @@ def test_times_ratios_and_parts_are_of_the_same_rounds():
     assert mine.bus_ceiling_gbps == 400.0
     assert (len(mine.samples_ms), mine.twin_ms) == (20, ())
     assert {name: len(times) for name, times in mine.series.items()} == dict.fromkeys(PARTS, 20)
-
-
-def test_hidden_is_not_cut_off_where_the_whole_takes_longer_than_its_parts():
-    mine = row("mine")
-    fill(mine, measured(**{key("mine", True): 4.5}), SPLIT, None)
-    assert mine.hidden_share == pytest.approx(-1.0)
+    longer = filled(**{key("mine", True): 4.5})
+    assert longer.hidden_share == pytest.approx(-1.0), "not cut off where the whole takes longer than its parts"
 
 
 def test_asynchronous_compile_is_compared_with_compile_without_collectives():
-    mine = row("compile-async-tp")
     keys = {key("compile-async-tp", True): 2.8, key("compile", LOCAL): 2.4, key("compile", SINGLE): 9.0}
-    fill(mine, measured(**keys), SPLIT, None)
-    assert mine.compute_ms == pytest.approx(2.4 * 1.02)
-    assert mine.single_ms == pytest.approx(9.0 * 1.02)
+    mine = filled("compile-async-tp", **keys)
+    assert (mine.compute_ms, mine.single_ms) == pytest.approx((2.4 * 1.02, 9.0 * 1.02))

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import REFERENCE, compute_truth
 from swiglu_bench.contenders import split
 from swiglu_bench.tasks.tp import SplitCase, judge
-from swiglu_bench.tasks.tp.court import RankRoundJudge, merged
+from swiglu_bench.tasks.tp.court import merged
 from swiglu_bench.tasks.tp.judge import NoReference, PartOfTokens, SplitJudge, cuts, part_of
 from swiglu_bench.worker.ranks import Group
 from swiglu_bench.worker.reports import CallReport, FaultReport, SampleReport
@@ -81,14 +79,6 @@ def test_a_rank_has_its_part_of_weights_and_tokens() -> None:
     whole, mine = Desk(problem), PartOfTokens(problem, group)
     torch.testing.assert_close(mine.activations(DRAW)[0], whole.activations(DRAW)[0][2:4])
     torch.testing.assert_close(mine.upstream(DRAW), whole.upstream(DRAW)[2:4])
-
-
-def test_every_round_has_other_inputs_which_all_contenders_share(alone: Group) -> None:
-    court: Any = SimpleNamespace(group=alone)
-    drawing = RankRoundJudge(court, lambda name: ())
-    draws = [[drawing.draw(number, name) for name in ("eager", "mine")] for number in range(5)]
-    assert all(eager == mine for eager, mine in draws)
-    assert len({eager for eager, _ in draws}) == 5
 
 
 def test_a_time_is_the_slowest_rank_s_and_a_fault_names_its_rank() -> None:

@@ -99,7 +99,7 @@ def test_what_is_wrong_costs_its_own_row_and_says_on_which_rank(two: Heard) -> N
     assert "no weight gradients" in found["no-weights"].reason
 
 
-def test_the_parent_knows_its_ranks(two: Heard) -> None:
+def test_the_parent_knows_its_ranks_which_have_ended(two: Heard) -> None:
     assert two.lost == ""
     assert sorted(two.pids) == [0, 1]
     assert os.getpid() not in two.pids.values()
