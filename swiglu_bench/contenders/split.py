@@ -1,8 +1,8 @@
 """An implementation split over ranks: on a rank's part of the weights, with the collectives around it, or without them.
 
-What torch itself offers is a plain MLP under `parallelize_module`; the kernels' row is what `SwiGLUParallel` makes of
-FusedSwiGLUMLP; any other implementation of the registry is put between the same collectives. In a mixture of experts
-each rank has its part of the tokens and of the experts, and tokens travel to their experts:
+What torch itself offers is a plain MLP under `parallelize_module`; any other implementation is put between the same
+collectives. In a mixture of experts each rank has its part of the tokens and of the experts, and tokens travel to their
+experts:
 
     forward    all-to-all of the rows of x, one for each (token, expert); the rank's experts on what came in; all-to-all
                of their results; the weighted sum where the token is
@@ -13,9 +13,7 @@ How many rows a rank has for another is known after a first exchange of counts, 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -112,7 +110,12 @@ def _torch_mlp(
     mlp = parallelize_module(_PlainMLP(whole), mesh, plan, src_data_rank=None)
     mlp.requires_grad_(part.weights["w_gate"].requires_grad)
     if options:
-        _use_symmetric_memory(mesh)
+        from torch.distributed import _symmetric_memory
+
+        enable = getattr(_symmetric_memory, "enable_symm_mem_for_group", lambda name: None)  # a later torch does it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            enable(mesh.get_group().group_name)
     forward = mlp if options is None else torch.compile(mlp, fullgraph=True, dynamic=False, options=options or None)
     parameters = {name: mlp.get_parameter(f"{projection}.weight") for name, projection in PROJECTIONS.items()}
 
@@ -120,16 +123,6 @@ def _torch_mlp(
         return {name: value.to_local() if name in parameters else value for name, value in gradients.items()}  # type: ignore[attr-defined]
 
     return Step(lambda x: _Arrived.apply(forward(x)), parameters, to_canonical)
-
-
-def _use_symmetric_memory(mesh: DeviceMesh) -> None:
-    from torch.distributed import _symmetric_memory
-
-    enable = getattr(_symmetric_memory, "enable_symm_mem_for_group", None)
-    if enable is not None:  # a later torch does it by itself
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            enable(mesh.get_group().group_name)
 
 
 _COMPILED: dict[str, dict[str, bool] | None] = {"eager": None, "compile": {}, ASYNC: {"_micro_pipeline_tp": True}}
@@ -163,14 +156,8 @@ def why_no_async(device_type: str, by_sequence: bool) -> str | None:
     """Why torch's asynchronous tensor parallelism does not apply, in one sentence, or None if it may."""
     if not by_sequence:
         return "It splits all-gathers and reduce-scatters; without sequence parallelism there are none."
-    if device_type != "cuda":
-        return "torch's asynchronous tensor parallelism needs GPUs with symmetric memory."
-    with contextlib.suppress(ImportError):
-        if importlib.util.find_spec("torch.distributed._symmetric_memory"):
-            import torch._inductor.config as config
-
-            return None if hasattr(config, "_micro_pipeline_tp") else "This torch has no _micro_pipeline_tp."
-    return "This torch has no symmetric memory."
+    needs = "torch's asynchronous tensor parallelism needs GPUs with symmetric memory."
+    return None if device_type == "cuda" else needs
 
 
 class _Travelled(torch.autograd.Function):

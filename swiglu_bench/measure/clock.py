@@ -85,6 +85,7 @@ class CpuClock:
     def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once and time it; nothing is queued, so `lead_us` has no meaning."""
         prepare()
+        self.align()
         self._paused_s = 0.0
         start = time.perf_counter()
         result = call()
@@ -98,6 +99,9 @@ class CpuClock:
         start = time.perf_counter()
         yield
         self._paused_s += time.perf_counter() - start
+
+    def align(self) -> None:
+        """Do nothing; a clock for several processes lets them start together here."""
 
     def synchronize(self) -> None:
         """Do nothing: a CPU has no queue."""

@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from swiglu_bench.cases.errors import one_line
-from swiglu_bench.measure.clock import Action, Clock, CpuClock, CudaClock, Sample
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock
 from swiglu_bench.worker import forkserver, worker
 from swiglu_bench.worker.child import (
     END_TIMEOUT_S,
@@ -190,16 +190,9 @@ class AlignedCpuClock(CpuClock):
         super().__init__()
         self._control = control
 
-    def sample(
-        self, call: Action, lead_us: float, prepare: Action = lambda: None, hand_over: Action = lambda: None
-    ) -> Sample:
-        """Run `call` once and time it."""
-
-        def meet() -> None:
-            prepare()
-            dist.barrier(group=self._control)
-
-        return super().sample(call, lead_us, meet, hand_over)
+    def align(self) -> None:
+        """Wait for all."""
+        dist.barrier(group=self._control)
 
 
 class LocalRanks:

@@ -235,22 +235,6 @@ def test_bad_input_of_tp_is_one_sentence(arguments: tuple[str, ...], sentence: s
 
 
 @needs_distributed
-def test_experts_of_two_ranks_and_tokens_that_travel_to_them(tmp_path: Path) -> None:
-    """Output and the gradients of x, weights and routing weights are those of all experts in one place."""
-    impl = f"eager,grouped,{FAILING}:misrouted"
-    ran = split("--gpus", "2", *EXPERTS, "--modes", "step", "--impl", impl, "--out", tmp_path)
-    assert ran.code == 1, ran.err
-    rows = {row["implementation"]: row for row in rows_of(tmp_path)}
-    for name in ("eager", "grouped"):
-        assert (rows[name]["status"], rows[name]["reason"], rows[name]["single_reason"]) == ("ok", "", "")
-        assert rows[name]["sequence_parallel"] == "true"
-        assert int(rows[name]["comm_bytes"]) == 4 * 8 * 2 * 64 * 4, "of four all-to-alls"
-        assert float(rows[name]["compute_ms"]) > 0
-    assert rows["misrouted"]["status"] == "incorrect"
-    assert "on rank 1" in rows["misrouted"]["reason"]
-
-
-@needs_distributed
 def test_another_command_s_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     assert "holds a run of another command" in split("--gpus", "2", "--out", tmp_path).complaint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.loop import Ending, run_cases
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import Sample
-from swiglu_bench.measure.rounds import Rounds, Rule, TimedCall, run_rounds
+from swiglu_bench.measure.rounds import Rule, TimedCall, run_rounds
 from swiglu_bench.options import TpOptions
 from swiglu_bench.output import Opened, folder_of, writing
 from swiglu_bench.rows import run_folder
@@ -136,24 +135,23 @@ class _SplitCase:
         court.tell("fp64", 0.0)
         self._drawn = court.begin()
         self._admitting = Admitting(court, case, self._drawn)
-        self._gradients: dict[str, tuple[str, ...]] = {}
-        """Of the contenders whose results are judged in the rounds, by key."""
-        self._judged: dict[str, RankContender] = {}
+        self._judged: dict[str, tuple[RankContender, tuple[str, ...]]] = {}
+        """Contenders whose results are judged in the rounds, and their gradients, by key."""
         self._beside: dict[str, RankContender] = {}
+        """Those whose results nobody looks at."""
 
     def run(self) -> None:
         """Check, time, and fill the rows."""
         for number, ((name, way), row) in enumerate(self._rows.items()):
-            self._court.tell(
-                f"checking {name}{', split sequence' if way else ''}", 0.1 + 0.5 * number / len(self._rows)
-            )
+            split = ", split sequence" if way else ""
+            self._court.tell(f"checking {name}{split}", 0.1 + 0.5 * number / len(self._rows))
             try:
                 self._admit(name, way, row)
             except FAILURES as error:
                 row.end(Status.ERROR, f"{error}.")
                 if name == ASYNC:  # torch's own experiment: that it does not work here is no fault of the run
                     row.end(Status.SKIPPED, f"It does not work here: {error}.")
-        for name in dict.fromkeys(ALONE.get(name, name) for (name, _), row in self._rows.items() if _sound(row)):
+        for name in dict.fromkeys(ALONE.get(row.implementation, row.implementation) for row in self._sound()):
             self._court.tell(f"checking {name} on one GPU", 0.6)
             reason = self._admit_alone(name)
             for (other, _), row in self._rows.items():
@@ -162,6 +160,9 @@ class _SplitCase:
         if self._judged:
             self._time()
 
+    def _sound(self) -> list[Record]:
+        return [row for row in self._rows.values() if row.status is Status.OK]
+
     def _admit(self, name: str, way: bool, row: Record) -> None:
         contender = RankContender(self._court, self._court.known[name], way)
         admission = self._admitting.admit(contender)
@@ -169,9 +170,9 @@ class _SplitCase:
             contender.tell("check_fused", self._drawn.draws[0])
         row.first_call_ms = admission.first_call_ms
         row.note_checks(admission.checks)
-        if _sound(row):
+        if row.status is Status.OK:
             row.peak_bytes = contender.ask(MemoryReport, "memory", self._drawn.draws[0]).peak_bytes
-            self._judged[contender.name], self._gradients[contender.name] = contender, admission.gradients
+            self._judged[contender.name] = contender, admission.gradients
 
     def _admit_alone(self, name: str) -> str:
         """Without collectives, on this rank's part; and the whole on each GPU by itself: what is wrong with it."""
@@ -190,76 +191,61 @@ class _SplitCase:
         return "; ".join(failed)
 
     def _time(self) -> None:
-        case, ways = self._case, sorted({way for (_, way), row in self._rows.items() if _sound(row)})
-        judge = RankRoundJudge(self._court, self._results)
+        """The rounds, and what they say of each row."""
+        court, case, rule = self._court, self._case, self._court.settings.rule
+        judge = RankRoundJudge(court, lambda name: case.mode.results(self._judged[name][1]))
         gbps: dict[bool, float | None] = {}
         timed: list[TimedCall] = []
-        for way in ways:
-            self._twin(way)
-            if self._court.group.size > 1:
-                timed.append(TimedCall(key(COLLECTIVES, way), partial(self._court.take_collectives, way)))
-            self._court.tell("the ceiling of the collectives", 0.68)
-            gbps[way] = self._court.ceiling_gbps(way)
-        timed += [contender_of(contender, judge) for contender in self._judged.values()]
-        timed += [
-            TimedCall(name, partial(_take_unjudged, contender, judge)) for name, contender in self._beside.items()
-        ]
-        rule, bases = self._court.settings.rule, [key(BASELINE, way) for way in ways]
+        for way in sorted({row.sequence_parallel for row in self._sound()}):
+            if key(BASELINE, way) in self._judged:  # once more, so that what is noise is known
+                twin = RankContender(court, court.known[BASELINE], way, TWIN)
+                self._judged[twin.name] = twin, self._admitting.build(twin)
+            if court.group.size > 1:
+                timed.append(TimedCall(key(COLLECTIVES, way), partial(court.take_collectives, way)))
+            court.tell("the ceiling of the collectives", 0.68)
+            gbps[way] = court.ceiling_gbps(way)
+        timed += [contender_of(contender, judge) for contender, _ in self._judged.values()]
+        timed += [TimedCall(name, partial(_take_unjudged, beside, judge)) for name, beside in self._beside.items()]
 
         def on_round(number: int) -> dict[str, Exception]:
-            self._court.tell(f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds))
+            court.tell(f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds))
             return judge.judge()
 
-        baseline = next((base for base in bases if base in self._judged), None)
-        rounds = run_rounds(timed, rule, baseline=baseline, seed=case.seed, on_round=on_round, now=self._now)
+        def now() -> float:  # rank 0's clock, so that all stop in the same round
+            return court.group.first(time.perf_counter())
+
+        baseline = next((key(BASELINE, way) for way in gbps if key(BASELINE, way) in self._judged), None)
+        rounds = run_rounds(timed, rule, baseline=baseline, seed=case.seed, on_round=on_round, now=now)
         for name, error in judge.judge_last().items():
             rounds.timings[name].failure = rounds.timings[name].failure or error
-        changed = self._court.judge.changed_weights("any")
-        for (name, way), row in self._rows.items():
-            if _sound(row) and changed:
+        changed = court.judge.changed_weights("any")
+        for row in self._sound():
+            if changed:
                 row.end(Status.ERROR, "The weights were changed while the case ran.")
-            elif _sound(row):
-                self._close(row, key(name, way), rounds)
-        for (_, way), row in self._rows.items():
-            if _sound(row):
-                fill(row, rounds, case, gbps[way])
+            else:
+                name = key(row.implementation, row.sequence_parallel)
+                self._close(row, rounds.timings[name].failure, *self._judged[name])
+        for row in self._sound():
+            fill(row, rounds, case, gbps[row.sequence_parallel])
 
-    def _close(self, row: Record, name: str, rounds: Rounds) -> None:
+    def _close(
+        self, row: Record, failure: BaseException | None, contender: RankContender, gradients: tuple[str, ...]
+    ) -> None:
         """End the row of one that failed in the rounds, or does so after them."""
-        failure = rounds.timings[name].failure
         if isinstance(failure, WrongResult):
             row.end(Status.INCORRECT, f"{failure} in the timed loop.")
         elif failure:
             row.end(Status.ERROR, f"In the timed loop: {failure}.")
         else:
             try:
-                failed = self._admitting.check_again(self._judged[name], self._gradients[name])
-                row.note_checks(failed, " after it was timed")
+                row.note_checks(self._admitting.check_again(contender, gradients), " after it was timed")
             except FAILURES as error:
                 row.end(Status.ERROR, f"After it was timed: {error}.")
-
-    def _twin(self, way: bool) -> None:
-        """Eager once more, so that what is noise is known."""
-        eager = key(BASELINE, way)
-        if eager in self._judged:
-            twin = RankContender(self._court, self._court.known[BASELINE], way, TWIN)
-            self._gradients[twin.name], self._judged[twin.name] = self._admitting.build(twin), twin
-
-    def _now(self) -> float:
-        """Rank 0's clock, so that all stop in the same round."""
-        return self._court.group.first(time.perf_counter())
-
-    def _results(self, name: str) -> Sequence[str]:
-        return self._case.mode.results(self._gradients[name])
 
 
 def _take_unjudged(contender: RankContender, judge: RankRoundJudge, number: int, lead_us: float) -> Sample:
     """A turn on the inputs of its round, whose results nobody looks at."""
     return contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us).sample()
-
-
-def _sound(row: Record) -> bool:
-    return row.status is Status.OK
 
 
 # The groups as places of the loop
@@ -439,13 +425,9 @@ def _earlier(folder: Path) -> dict[str, Any]:
 
     Raises BadInput for a folder that holds something else.
     """
-    file = folder / run_folder.RUN
-    if not file.exists():
+    if not (folder / run_folder.RUN).exists():
         return {}
-    try:
-        run = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        run = None
-    if not (folder / run_folder.SPLIT).exists() or not isinstance(run, dict):
+    if not (folder / run_folder.SPLIT).exists():
         raise BadInput(f"--out: {folder} holds a run of another command; give another folder.")
+    run = run_folder.read_about(folder)
     return {"earlier": [*run.pop("earlier", []), run]}

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 from from_files import from_file
-from split_implementations import fails, fails_alone, forgets, hangs, later, no_weights, spoils, unbiased, wrong
+from split_implementations import (
+    fails,
+    fails_alone,
+    forgets,
+    hangs,
+    later,
+    misrouted,
+    no_weights,
+    spoils,
+    unbiased,
+    wrong,
+)
 
 from swiglu_bench.cases.cases import Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
@@ -113,15 +124,19 @@ def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
     extras = Extras(bias=True, limit=1.0, alpha=1.702, interleaved=True)
     shape = replace(SHAPE, experts=Experts(4, 2), extras=extras)
     cases = tuple(SplitCase(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
-    found = Heard(tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(unbiased)], (True,)).rows
+    found = Heard(
+        tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(unbiased), from_file(misrouted)], (True,)
+    ).rows
     for mode in ("forward", "step"):
         for name in ("eager", "grouped"):
             row = found[name, mode, True]
             assert row.status is Status.OK, f"{name}: {row.reason}"
             assert row.time_ms
             assert row.single_ms, row.single_reason
-        assert found["unbiased", mode, True].status is Status.INCORRECT
-        assert "output: on rank" in found["unbiased", mode, True].reason
+            assert row.comm_bytes == (2 if mode == "forward" else 4) * 8 * 2 * 16 * 4, "of all-to-alls"
+        for name in ("unbiased", "misrouted"):
+            assert found[name, mode, True].status is Status.INCORRECT
+            assert "output: on rank" in found[name, mode, True].reason
 
 
 @pytest.mark.parametrize(
