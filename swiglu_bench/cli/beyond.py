@@ -55,12 +55,7 @@ def _train(
     device = request.find_device(options.device, options.interpret)
     if options.interpret and device.type != "cpu":
         raise BadInput("--interpret is for a CPU; a GPU runs the kernels themselves. Leave it out.")
-    precision = _precision(options)
-    dtypes = parse_dtypes("bf16" if precision or (options.dtype is None and device.type == "cuda") else "fp32")
-    if options.dtype is not None and not precision:
-        dtypes = parse_dtypes(options.dtype)
-        if dtypes not in ([Dtype.BFLOAT16], [Dtype.FLOAT32]):
-            raise BadInput(f"--dtype: {options.dtype!r} is not one that train takes; give bf16 or fp32.")
+    precision, dtype = _arithmetic(options, device.type)
     known = request.catalogue(load)
     usual = {
         each.name
@@ -71,7 +66,7 @@ def _train(
     chosen = _after_eager(options, known, usual, load)
     from swiglu_bench.tasks.train import TrainingRun  # after Triton was told to interpret
 
-    run = TrainingRun(options, device, chosen, precision, dtypes[0], request.command_line())
+    run = TrainingRun(options, device, chosen, precision, dtype, request.command_line())
     if dry_run:
         from swiglu_bench.cli import listing
         from swiglu_bench.machine.machine import free_memory_bytes
@@ -83,15 +78,24 @@ def _train(
     _end(form, "training", status, run.about, run.rows)
 
 
-def _precision(options: TrainOptions) -> Precision:
-    if options.precision is None:
-        return Precision.UNQUANTISED
-    found = parse_precisions(options.precision)
-    if len(found) > 1:
-        raise BadInput(f"--precision: train takes one, and {options.precision!r} names {len(found)}; leave others out.")
-    if found[0] and options.dtype is not None and parse_dtypes(options.dtype) != [Dtype.BFLOAT16]:
-        raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
-    return found[0]
+def _arithmetic(options: TrainOptions, device_type: str) -> tuple[Precision, Dtype]:
+    """How the operands of the blocks' products are quantised, and the dtype of products. Raises BadInput."""
+    dtypes = parse_dtypes(options.dtype if options.dtype is not None else "bf16" if device_type == "cuda" else "fp32")
+    if options.precision is not None:
+        found = parse_precisions(options.precision)
+        if len(found) > 1:
+            raise BadInput(
+                f"--precision: train takes one, and {options.precision!r} names {len(found)}; leave others out."
+            )
+        if found[0]:
+            if options.dtype is not None and dtypes != [Dtype.BFLOAT16]:
+                raise BadInput(
+                    f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out."
+                )
+            return found[0], Dtype.BFLOAT16
+    if dtypes not in ([Dtype.BFLOAT16], [Dtype.FLOAT32]):
+        raise BadInput(f"--dtype: {options.dtype!r} is not one that train takes; give bf16 or fp32.")
+    return Precision.UNQUANTISED, dtypes[0]
 
 
 def _tp(

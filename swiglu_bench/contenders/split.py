@@ -63,6 +63,10 @@ def _between_collectives(part: Problem, known: Implementation, mesh: DeviceMesh,
 class _PlainMLP(nn.Module):
     """As models have it; the weights are not copied."""
 
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         for name, projection in PROJECTIONS.items():
@@ -89,7 +93,7 @@ class _Arrived(torch.autograd.Function):
 
 
 def _torch_mlp(
-    part: Problem, mesh: DeviceMesh, whole: Problem, by_sequence: bool, options: dict[str, bool] | None
+    part: Problem, mesh: DeviceMesh, whole: Problem, by_sequence: bool, options: dict[str, Any] | None
 ) -> Step:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -125,7 +129,7 @@ def _torch_mlp(
     return Step(lambda x: _Arrived.apply(forward(x)), parameters, to_canonical)
 
 
-_COMPILED: dict[str, dict[str, bool] | None] = {"eager": None, "compile": {}, ASYNC: {"_micro_pipeline_tp": True}}
+_COMPILED: dict[str, dict[str, Any] | None] = {"eager": None, "compile": {}, ASYNC: {"_micro_pipeline_tp": True}}
 """What torch itself offers, by the options of torch.compile; None: not compiled."""
 
 

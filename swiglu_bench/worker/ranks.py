@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock
@@ -222,10 +222,14 @@ class LocalRanks:
         main = threading.current_thread() is threading.main_thread()
         handlers = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
         specs = DefaultLogsSpecs(os.devnull)
-        with forkserver._alone():
-            self._context = start_processes("tp", _serve, args, envs, specs, start_method=forkserver.METHOD)
-        for number, handler in handlers.items():  # the launcher's would turn Ctrl-C into an exception of its own
-            signal.signal(number, handler)
+        try:
+            with forkserver._alone():
+                self._context = start_processes("tp", _serve, args, envs, specs, start_method=forkserver.METHOD)
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+        finally:
+            for number, handler in handlers.items():  # the launcher's would turn Ctrl-C into an exception of its own
+                signal.signal(number, handler)
         theirs.close()
 
     @property

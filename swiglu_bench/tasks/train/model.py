@@ -192,14 +192,18 @@ class Experiment:
 
     workload: ModelSizes
     data: Images | Pieces
-    make: Callable[..., nn.Module]
-    """A new network on the device, or on the one given, in fp32, with random weights from torch's current seed."""
+    build: Callable[[], nn.Module]
     steps: int
     device: torch.device
     dtype: Dtype
     """Of products; weights and the optimiser's state are fp32."""
     precision: Precision = Precision.UNQUANTISED
     """Of the operands of the blocks' products, where an implementation has it."""
+
+    def make(self, where: torch.device | None = None) -> nn.Module:
+        """A new network on the device, or on the one given, in fp32, with random weights from torch's current seed."""
+        with where or self.device:
+            return self.build().float()
 
     @functools.cached_property
     def case(self) -> Case:
@@ -278,21 +282,16 @@ def prepare(
         if epochs is not None:
             raise BadInput("--epochs is for images; give the task llama --steps.")
         pieces = text(data, w.sequence, w.batch, device)
-        return Experiment(w, pieces, _llama(w, device), steps or w.steps, device, dtype, precision)
+        return Experiment(w, pieces, _llama(w), steps or w.steps, device, dtype, precision)
     if w.task == "digits" and data is not None:
         raise BadInput("--data is for mnist and llama; the task digits brings its own.")
     images = digits(w.batch, device) if w.task == "digits" else mnist(data, w.batch, device)
-    pixels = images.train[0].shape[1]
-
-    def make(where: torch.device = device) -> nn.Module:
-        with where:
-            return Network(pixels, w.hidden, w.intermediate)
-
+    build = functools.partial(Network, images.train[0].shape[1], w.hidden, w.intermediate)
     count = steps or (epochs or w.epochs) * images.steps_per_epoch
-    return Experiment(w, images, make, count, device, dtype, precision)
+    return Experiment(w, images, build, count, device, dtype, precision)
 
 
-def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
+def _llama(w: Llama) -> Callable[[], nn.Module]:
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
@@ -300,17 +299,11 @@ def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
             "The task llama needs transformers; install it with: pip install 'swiglu-bench[train]'."
         ) from None
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=workload.hidden, intermediate_size=workload.intermediate,
-        num_hidden_layers=workload.layers, num_attention_heads=workload.heads, num_key_value_heads=workload.kv_heads,
-        max_position_embeddings=workload.sequence, tie_word_embeddings=False, use_cache=False,
+        vocab_size=VOCABULARY, hidden_size=w.hidden, intermediate_size=w.intermediate, num_hidden_layers=w.layers,
+        num_attention_heads=w.heads, num_key_value_heads=w.kv_heads, max_position_embeddings=w.sequence,
+        tie_word_embeddings=False, use_cache=False,
     )  # fmt: skip
-
-    def make(where: torch.device = device) -> nn.Module:
-        with where:
-            network: nn.Module = LlamaForCausalLM(config)
-            return network.float()
-
-    return make
+    return functools.partial(LlamaForCausalLM, config)
 
 
 # Data
