@@ -155,7 +155,9 @@ def _tp(
     places = (run.UnderTorchrun if spot else run.RankGroups)(device, cases, left, Screen(console).say)
     work = Work(run.tp, chosen, settings, options.timeout, Path(), options.wait)
     status, about, rows = run.perform(options, work, cases, places, request.asked(options.impl, chosen), about, console)
-    _end(form if first else "table", "tp", status, about, rows)
+    if not first:  # or torchrun would end rank 0 before it tells
+        raise typer.Exit(0)
+    _end(form, "tp", status, about, rows)
 
 
 def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.device, list[int]]:

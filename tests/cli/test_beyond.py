@@ -213,7 +213,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     assert rows["wrong"]["status"] == "incorrect"
     assert "1 GPU ms" in first
     assert "1 GPU ms" not in second
-    assert processes[0].returncode == 1
+    assert [process.returncode for process in processes] == [1, 0], "torchrun ends rank 0 when another fails"
 
 
 @needs_distributed

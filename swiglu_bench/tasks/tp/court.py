@@ -156,10 +156,7 @@ class RankCourt:
         """Bus bandwidth of large collectives of the same kinds in 10^9 bytes per second, measured once; None alone."""
         if self.group.size == 1:
             return None
-        known = these, dtype = (
-            dataclasses.replace(self.case, mode=Mode.FORWARD).collectives(way),
-            torch_dtype(self.case),
-        )
+        these, dtype = dataclasses.replace(self.case, mode=Mode.FORWARD).collectives(way), torch_dtype(self.case)
 
         def gbps() -> float:
             size_bytes = LARGE_BYTES[self.group.device.type]
@@ -169,9 +166,9 @@ class RankCourt:
             ms = statistics.median(self.clock.sample(call, 100.0).ms for _ in range(SAMPLES))
             return bus_bytes(these, size_bytes, self.group.size) / ms / 1e6
 
-        if known not in self._ceilings:
-            self._ceilings[known] = min(self.on_all(gbps))
-        return self._ceilings[known]
+        if (these, dtype) not in self._ceilings:
+            self._ceilings[these, dtype] = min(self.on_all(gbps))
+        return self._ceilings[these, dtype]
 
 
 class RankContender(Workbench):

@@ -51,13 +51,8 @@ class TrainingRun:
             "steps": experiment.steps, "dtype": dtype.value, "precision": precision.value,
             "seed": options.seed, "seeds": options.seeds, "interpret": options.interpret, "budget_s": options.budget_s,
         }  # fmt: skip
-        run_id = machine.run_id(started)
-        self.about: dict[str, Any] = {
-            "command": command,
-            "run_id": run_id,
-            "settings": settings,
-            "machine": self.machine.as_dict(),
-        }
+        self.about: dict[str, Any] = {"command": command, "run_id": machine.run_id(started), "settings": settings}
+        self.about["machine"] = self.machine.as_dict()
         self.rows: list[Record] = []
         self.trainees: list[Trainee] = []
         eager, *others = chosen
@@ -123,8 +118,7 @@ class TrainingRun:
                 f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
                 f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}."
             )
-            count = len(self.trainees) * len(seeds)
-            with ending, TrainingProgress(console, count, into.wandb) as progress:
+            with ending, TrainingProgress(console, len(self.trainees) * len(seeds), into.wandb) as progress:
                 for row in run.train(experiment, self.trainees, seeds, rule, progress.listen):
                     if into.files:
                         into.files.write(row)
