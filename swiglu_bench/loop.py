@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -160,14 +162,52 @@ def rows(
                     yield row.end(Status.ERROR, given_up)
 
 
-def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
-    """Run all cases; `also` get every row, those kept by `resume` first.
+@dataclass
+class Ending:
+    """How a command's work ends; entered around it, it takes an interruption and what EARLY_ENDS has for an end."""
 
-    The status is 0, 1 for a row that failed or was not kept or where none that was asked for is ok, or INTERRUPTED.
-    """
-    screen, options, settings = Screen(console), request.options, request.settings
-    interrupted = failed = False
-    count = len(request.cases)
+    screen: Screen
+    ends: Mapping[Any, str] = field(default_factory=lambda: EARLY_ENDS)
+    failed: bool = False
+    interrupted: bool = False
+
+    def __enter__(self) -> Ending:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.interrupted = isinstance(error, KeyboardInterrupt)
+        told = next((text for end, text in self.ends.items() if isinstance(error, end)), "")
+        if told:
+            self.failed = True
+            self.screen.warn(told.format(error))
+        return self.interrupted or bool(told)
+
+    def status(
+        self, into: Opened, rows: Sequence[Record], asked: Collection[str], done: str, earlier: int = 0,
+        what: str = "Rows, samples and machine",
+    ) -> int:  # fmt: skip
+        """Say where the rows are, and why nothing that was `asked` for is `done`; the exit status.
+
+        It is 0 when every row is ok or skipped and kept, and one that was asked for is ok; 130 when interrupted, else
+        1. `earlier` rows are older than this command.
+        """
+        for place in into.places(what):
+            self.screen.say(place)
+        if self.interrupted:
+            self.screen.say(f"Interrupted: {len(rows) - earlier} rows were kept.", style="yellow")
+            return INTERRUPTED
+        nothing = nothing_done([row for row in rows if row.implementation in asked], done)
+        if nothing:
+            self.screen.warn(nothing)
+        lost = into.files is not None and into.files.lost
+        return int(self.failed or lost or bool(nothing) or not rows or any(row.failed for row in rows))
+
+
+def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
+    """Run all cases; the exit status of `Ending`. Writers in `also` get every row, those kept by `resume` first."""
+    screen, options, settings, count = Screen(console), request.options, request.settings, len(request.cases)
     with opened(request, this, screen.warn) as into:
         settings = dataclasses.replace(settings, folder=into.folder)
         earlier = into.files.rows() if into.files and options.resume else []
@@ -184,51 +224,43 @@ def sweep(request: Request, task: CaseTask, this: Machine, console: Console, als
             Task.VERIFY: partial(verify_tables, detail=settings.detail),
         }  # fmt: skip
         in_detail = settings.detail and settings.task is Task.VERIFY
+        in_any_order = not request.places.in_order
         shown = ConsoleWriter(
-            console, tables[settings.task], len(remaining.todo), in_detail, options.quiet, not request.places.in_order
+            console, tables[settings.task], len(remaining.todo), in_detail, options.quiet, in_any_order
         )
-        try:
-            if remaining.todo:
-                _run_cases(dataclasses.replace(request, settings=settings), task, remaining, into, shown, also, screen)
-        except KeyboardInterrupt:
-            interrupted = True
-        except tuple(EARLY_ENDS) as error:
-            failed = True
-            screen.warn(EARLY_ENDS[type(error)].format(error))
+
+        def stamp(record: Record) -> None:
+            remaining.stamp(record)
+            outdated = remaining.replaced_by(record)
+            if into.files and outdated:
+                into.files.drop(outdated)
+
+        ending = Ending(screen)
+        if remaining.todo:
+            work = Work(task, request.implementations, settings, options.timeout, Path(), options.wait)
+            run_cases(request.places, remaining.todo, work, into, shown, ending, stamp, also)
         shown.close()
     found = kept + shown.records
     if request.workload:
-        failed |= not _show_workload(request, into, found, console, screen)
-    for place in into.places():
-        screen.say(place)
-    if interrupted:
-        screen.say(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
-        return INTERRUPTED
-    failed |= into.files is not None and into.files.lost
-    nothing = nothing_done([row for row in found if row.implementation in request.asked], DONE[settings.task])
-    if nothing:
-        screen.warn(nothing)
-    return int(failed or bool(nothing) or not found or any(row.failed for row in found))
+        ending.failed |= not _show_workload(request, into, found, console, screen)
+    return ending.status(into, found, request.asked, DONE[settings.task], len(kept))
 
 
-def _run_cases(
-    request: Request, task: CaseTask, remaining: Remaining, into: Opened, shown: ConsoleWriter,
-    also: Sequence[Writer], screen: Screen,
+def run_cases(
+    places: Places, cases: Sequence[Any], work: Work, into: Opened, shown: ConsoleWriter, ending: Ending,
+    stamp: Callable[[Record], object] = lambda record: None, also: Sequence[Writer] = (),
 ) -> None:  # fmt: skip
-    options, settings = request.options, request.settings
-    with logs(into.folder, wanted=lambda: any(row.failed for row in shown.records)) as place:
-        work = Work(task, request.implementations, settings, options.timeout, place, options.wait)
-
-        found = rows(request.places, remaining.todo, work, lambda at: shown.advance(at.done, str(at)), screen.warn)
-        load = look() if request.places.in_order else None
-        if load and (why := load.reason(settings.device.type)):  # what the first case will share the CPUs with
-            screen.warn(f"{why} Times will vary, and there will be fewer verdicts.")
+    """Run the cases, and end as `ending` says; each row is stamped, and goes to the files and W&B before the screen."""
+    warn = ending.screen.warn
+    with ending, logs(into.folder, wanted=lambda: any(row.failed for row in shown.records)) as folder:
+        work = dataclasses.replace(work, logs=folder)
+        found = rows(places, cases, work, lambda at: shown.advance(at.done, str(at)), warn)
+        load = look() if places.in_order else None
+        if load and (why := load.reason(work.settings.device.type)):  # what the first case will share the CPUs with
+            warn(f"{why} Times will vary, and there will be fewer verdicts.")
         with shown, contextlib.closing(found):
             for record in found:
-                remaining.stamp(record)
-                outdated = remaining.replaced_by(record)
-                if into.files and outdated:
-                    into.files.drop(outdated)
+                stamp(record)
                 for writer in (*into.writers, shown, *also):
                     writer.write(record)
 

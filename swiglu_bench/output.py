@@ -25,7 +25,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import locks, sources
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.options import AuditOptions, SweepOptions, WandbOptions, given
+from swiglu_bench.options import AuditOptions, SweepOptions, TpOptions, TrainOptions, WandbOptions, given
 from swiglu_bench.request import Request, Say, split
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.figures import cell
@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Opened:
-    """What takes the rows of a sweep."""
+    """What takes the rows of a command; `run` is the content of run.json."""
 
     folder: Path | None
+    run: dict[str, Any]
     files: CsvFile | None = None
     wandb: WandbRun | None = None
 
@@ -53,10 +54,15 @@ class Opened:
         """The writers that were opened."""
         return [writer for writer in (self.files, self.wandb) if writer]
 
-    def places(self) -> Iterator[str]:
-        """Where the rows are."""
+    def describe(self) -> None:
+        """Write run.json."""
         if self.folder:
-            yield f"Rows, samples and machine: {self.folder}"
+            run_folder.write_run_file(self.folder, self.run)
+
+    def places(self, what: str) -> Iterator[str]:
+        """Where the rows are; `what` names the content of the files."""
+        if self.folder:
+            yield f"{what}: {self.folder}"
             if (self.folder / "traces").is_dir():
                 yield f"Traces, for https://ui.perfetto.dev: {self.folder / 'traces'}"
         if self.wandb and self.wandb.url_or_path:
@@ -66,28 +72,46 @@ class Opened:
 @contextlib.contextmanager
 def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
     """Everything that the request wants rows to go to. Raises BadInput where one of them cannot be opened."""
-    command, options, settings = request.command, request.options, request.settings
+    command, options = request.command, request.options
     for name in ("resume", "force"):
         if getattr(options, name) and not options.out:
             raise BadInput(f"--{name} needs a folder that has rows; give it as --out FOLDER.")
     if options.resume and options.force:
         raise BadInput("--resume was given together with --force; leave one of them out.")
-    into, run = Opened(folder_of(command, options, this, settings.run_id)), about(request, this)
+
+    def earlier(folder: Path) -> dict[str, Any]:
+        if options.force:
+            run_folder.remove_rows(folder)
+        elif not options.resume and run_folder.has_rows(folder):
+            raise BadInput(
+                f"--out: {folder} has rows of an earlier run; add --resume to keep them and run what is "
+                "missing, or --force to delete them and start again, or give another folder."
+            )
+        return {}
+
+    folder = folder_of(command, options, this, request.settings.run_id)
+    with writing(Opened(folder, about(request, this)), "run", earlier, command, options, this.slug, warn) as into:
+        yield into
+
+
+@contextlib.contextmanager
+def writing(
+    into: Opened, kind: str, earlier: Callable[[Path], dict[str, Any]], command: str, options: WandbOptions, slug: str,
+    warn: Say,
+) -> Iterator[Opened]:  # fmt: skip
+    """Open the files for a kind of row, where there is a folder, and W&B, where the options want it.
+
+    `earlier` says what a folder with other runs adds to run.json; it raises BadInput where the folder may not have any.
+    """
     with ExitStack() as stack:
         if into.folder:
             run_folder.create_folder(into.folder)
-            stack.enter_context(locks.folder(into.folder, settings.command))
-            if options.force:
-                run_folder.remove_rows(into.folder)
-            elif not options.resume and run_folder.has_rows(into.folder):
-                raise BadInput(
-                    f"--out: {into.folder} has rows of an earlier run; add --resume to keep them and run what is "
-                    "missing, or --force to delete them and start again, or give another folder."
-                )
-            into.files = stack.enter_context(closing(CsvFile(into.folder, warn=warn)))
-            run_folder.write_run_file(into.folder, run)
+            stack.enter_context(locks.folder(into.folder, into.run["command"]))
+            into.run |= earlier(into.folder)
+            into.files = stack.enter_context(closing(CsvFile(into.folder, warn, kind)))
+            into.describe()
         if options.log_wandb:
-            into.wandb = stack.enter_context(closing(wandb_run(options, command, this.slug, run, into.folder, warn)))
+            into.wandb = stack.enter_context(closing(wandb_run(options, command, slug, into.run, into.folder, warn)))
         yield into
 
 
@@ -137,7 +161,9 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
                     folder_or_file.rmdir()
 
 
-def folder_of(command: str, options: SweepOptions | AuditOptions, this: Machine, moment: str) -> Path | None:
+def folder_of(
+    command: str, options: SweepOptions | AuditOptions | TpOptions | TrainOptions, this: Machine, moment: str
+) -> Path | None:
     """Where the files of a command go; None for --no-csv. Raises BadInput for --no-csv with --out."""
     if options.out and not options.csv:
         raise BadInput("--out was given together with --no-csv; leave one of them out.")

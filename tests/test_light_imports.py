@@ -12,7 +12,7 @@ for module in sys.argv[1:]:
 """
 MODULES = (
     "cli.app cases.cases cases.shapes cases.registry contenders rows.record rows.run_folder rows.finished_run "
-    "options tasks.tp.plan "
+    "options tasks.tp "
     "show.charts show.compare show.ranking show.history show.page show.documents show.console"
 )
 

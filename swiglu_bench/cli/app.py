@@ -18,13 +18,12 @@ import typer
 
 from swiglu_bench import request
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cli.beyond import tp, train
 from swiglu_bench.cli.check import audit, inspect, selftest, tune
 from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, recommend, report, show
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
-from swiglu_bench.cli.tp import tp
-from swiglu_bench.cli.train import train
 from swiglu_bench.options import COMMANDS, HOW, AuditOptions, Command, Form, SweepOptions, command_of, folding, option
 from swiglu_bench.rows.figures import CutShort
 from swiglu_bench.show import text

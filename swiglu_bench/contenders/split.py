@@ -1,8 +1,8 @@
 """An implementation split over ranks: on a rank's part of the weights, with the collectives around it, or without them.
 
-What torch itself offers is a plain MLP under `parallelize_module`; the kernels' row is what `SwiGLUParallel` makes of
-FusedSwiGLUMLP; any other implementation of the registry is put between the same collectives. In a mixture of experts
-each rank has its part of the tokens and of the experts, and tokens travel to their experts:
+What torch itself offers is a plain MLP under `parallelize_module`; any other implementation is put between the same
+collectives. In a mixture of experts each rank has its part of the tokens and of the experts, and tokens travel to their
+experts:
 
     forward    all-to-all of the rows of x, one for each (token, expert); the rank's experts on what came in; all-to-all
                of their results; the weighted sum where the token is
@@ -13,9 +13,7 @@ How many rows a rank has for another is known after a first exchange of counts, 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -46,8 +44,8 @@ def split(known: Implementation, mesh: DeviceMesh, whole: Problem, by_sequence: 
     """The implementation with the collectives around it, to be built on a rank's part of the whole problem."""
     if whole.case.shape.experts:
         build = partial(between_exchanges, known=known, mesh=mesh)
-    elif known.name in _TORCH:
-        build = partial(_TORCH[known.name], mesh=mesh, whole=whole, by_sequence=by_sequence)
+    elif known.name in _COMPILED:
+        build = partial(_torch_mlp, mesh=mesh, whole=whole, by_sequence=by_sequence, options=_COMPILED[known.name])
     else:
         build = partial(_between_collectives, known=known, mesh=mesh, by_sequence=by_sequence)
     return dataclasses.replace(known, build=build)
@@ -65,6 +63,10 @@ def _between_collectives(part: Problem, known: Implementation, mesh: DeviceMesh,
 class _PlainMLP(nn.Module):
     """As models have it; the weights are not copied."""
 
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         for name, projection in PROJECTIONS.items():
@@ -74,8 +76,7 @@ class _PlainMLP(nn.Module):
             setattr(self, projection, linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = silu(self.get_submodule("gate_proj")(x)) * self.get_submodule("up_proj")(x)
-        out: Tensor = self.get_submodule("down_proj")(hidden)
+        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
@@ -92,11 +93,7 @@ class _Arrived(torch.autograd.Function):
 
 
 def _torch_mlp(
-    part: Problem,
-    mesh: DeviceMesh,
-    whole: Problem,
-    by_sequence: bool,
-    compiled: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda mlp: mlp,
+    part: Problem, mesh: DeviceMesh, whole: Problem, by_sequence: bool, options: dict[str, Any] | None
 ) -> Step:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -116,7 +113,14 @@ def _torch_mlp(
     }
     mlp = parallelize_module(_PlainMLP(whole), mesh, plan, src_data_rank=None)
     mlp.requires_grad_(part.weights["w_gate"].requires_grad)
-    forward = compiled(mlp)
+    if options:
+        from torch.distributed import _symmetric_memory
+
+        enable = getattr(_symmetric_memory, "enable_symm_mem_for_group", lambda name: None)  # a later torch does it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            enable(mesh.get_group().group_name)
+    forward = mlp if options is None else torch.compile(mlp, fullgraph=True, dynamic=False, options=options or None)
     parameters = {name: mlp.get_parameter(f"{projection}.weight") for name, projection in PROJECTIONS.items()}
 
     def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -125,23 +129,8 @@ def _torch_mlp(
     return Step(lambda x: _Arrived.apply(forward(x)), parameters, to_canonical)
 
 
-def _compiled(part: Problem, **where: Any) -> Step:
-    return _torch_mlp(part, **where, compiled=partial(torch.compile, fullgraph=True, dynamic=False))
-
-
-def _compiled_async(part: Problem, mesh: DeviceMesh, **where: Any) -> Step:
-    from torch.distributed import _symmetric_memory
-
-    enable = getattr(_symmetric_memory, "enable_symm_mem_for_group", None)
-    if enable is not None:  # a later torch does it by itself
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            enable(mesh.get_group().group_name)
-    compiled = partial(torch.compile, fullgraph=True, dynamic=False, options={"_micro_pipeline_tp": True})
-    return _torch_mlp(part, mesh, **where, compiled=compiled)
-
-
-_TORCH: dict[str, Callable[..., Step]] = {"eager": _torch_mlp, "compile": _compiled, ASYNC: _compiled_async}
+_COMPILED: dict[str, dict[str, Any] | None] = {"eager": None, "compile": {}, ASYNC: {"_micro_pipeline_tp": True}}
+"""What torch itself offers, by the options of torch.compile; None: not compiled."""
 
 
 def check_fused(call: Callable[[], object]) -> None:
@@ -171,14 +160,8 @@ def why_no_async(device_type: str, by_sequence: bool) -> str | None:
     """Why torch's asynchronous tensor parallelism does not apply, in one sentence, or None if it may."""
     if not by_sequence:
         return "It splits all-gathers and reduce-scatters; without sequence parallelism there are none."
-    if device_type != "cuda":
-        return "torch's asynchronous tensor parallelism needs GPUs with symmetric memory."
-    with contextlib.suppress(ImportError):
-        if importlib.util.find_spec("torch.distributed._symmetric_memory"):
-            import torch._inductor.config as config
-
-            return None if hasattr(config, "_micro_pipeline_tp") else "This torch has no _micro_pipeline_tp."
-    return "This torch has no symmetric memory."
+    needs = "torch's asynchronous tensor parallelism needs GPUs with symmetric memory."
+    return None if device_type == "cuda" else needs
 
 
 class _Travelled(torch.autograd.Function):

@@ -57,6 +57,9 @@ class Clock:
     def flush(self) -> None:
         """Fill a GPU's cache with other data, if samples begin with a cold one."""
 
+    def align(self) -> None:
+        """Do nothing; a clock for several processes lets them start together here."""
+
 
 class DeviceLost(RuntimeError):
     """A contender broke the device for this process: after an illegal memory access, every call on a GPU fails."""
@@ -81,6 +84,7 @@ class CpuClock(Clock):
     def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once and time it."""
         prepare()
+        self.align()
         self._paused_s = 0.0
         start = time.perf_counter()
         result = call()

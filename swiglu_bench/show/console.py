@@ -16,7 +16,7 @@ from rich.table import Column
 from swiglu_bench.rows.finished_run import case_label, case_of
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.table import TABLE, by_reason
-from swiglu_bench.show.tables import caution_lines, time_line
+from swiglu_bench.show.tables import caution_lines, time_line, tp_line, tp_tables
 
 if TYPE_CHECKING:
     from swiglu_bench.show.wandb_run import WandbRun
@@ -132,6 +132,24 @@ class ConsoleWriter(Screen):
             self.say(f"{case_label(case_of(self._skipped[0]))} {line}")
         self._skips_told.update(skips)
         self._skipped.clear()
+
+
+class RanksWriter(ConsoleWriter):
+    """Collects the rows of `tp`: without a terminal a line for each that was not skipped, all tables at the end."""
+
+    def __init__(self, console: Console, case_count: int, quiet: bool) -> None:
+        super().__init__(console, lambda rows, width: tp_tables(rows), case_count, quiet=quiet)
+
+    def write(self, record: Record) -> None:
+        """Take a row."""
+        self.records.append(record)
+        if record.failed if self._quiet else not self.console.is_terminal and record.status is not Status.SKIPPED:
+            self.say(tp_line(record))
+
+    def close(self) -> None:
+        """Print all tables."""
+        for table in () if self._quiet else self._tables(self.records, self.console.width):
+            self.console.print(table, highlight=False)
 
 
 class Bar(Progress):

@@ -39,7 +39,7 @@ SLOWEST_FLOPS_PER_S = 1e10
 INTERPRETED = (64, 256, 256)
 """Tokens, hidden and intermediate of the call by which the interpreter's rate is measured; a second or two."""
 
-Tell = Callable[[str, float], None]
+Tell = Callable[[str, float], object]
 """Hears what is being done, and which share of the case is done."""
 
 

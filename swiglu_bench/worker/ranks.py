@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -26,10 +26,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
 from swiglu_bench.cases.errors import one_line
-from swiglu_bench.measure.clock import Action, Clock, CpuClock, CudaClock, Sample
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock
 from swiglu_bench.worker import forkserver, worker
 from swiglu_bench.worker.child import (
     END_TIMEOUT_S,
@@ -103,23 +103,18 @@ class Group:
         rank, size = dist.get_rank(), dist.get_world_size()
         return cls(rank, size, device, control, init_device_mesh(device.type, (size,)), outcomes, limit_s, watched)
 
-    def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank; part of an action."""
-        return self._gathered(value, self.control)
+    def gather(self, value: T, group: Any = None) -> list[T]:
+        """Every rank's value, by rank; part of an action unless another `group` is given."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=group or self.control)
+        return found
 
     def first(self, value: T) -> T:
         """Rank 0's value, between actions; raises GroupLost."""
         box: list[Any] = [value]
-        try:
+        with _answering():
             dist.broadcast_object_list(box, src=0, group=self.outcomes)
-        except RuntimeError as error:
-            raise _silent(error) from error
         return box[0]
-
-    def _gathered(self, value: T, group: Any) -> list[T]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=group)
-        return found
 
     def meet(self) -> None:
         """Wait for all; fails where a rank has left a collective that others wait in."""
@@ -155,14 +150,17 @@ class Group:
             outcome = False, one_line(error)
         finally:
             faulthandler.cancel_dump_traceback_later()
-        try:
-            return self._gathered(outcome, self.outcomes)
-        except RuntimeError as error:
-            raise _silent(error) from error
+        with _answering():
+            return self.gather(outcome, self.outcomes)
 
 
-def _silent(error: RuntimeError) -> GroupLost:
-    return GroupLost(f"a rank does not answer ({one_line(error)[:300]})")
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Raise GroupLost where a rank does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupLost(f"a rank does not answer ({one_line(error)[:300]})") from error
 
 
 def _reason(failed: dict[int, str], size: int) -> str:
@@ -192,16 +190,9 @@ class AlignedCpuClock(CpuClock):
         super().__init__()
         self._control = control
 
-    def sample(
-        self, call: Action, lead_us: float, prepare: Action = lambda: None, hand_over: Action = lambda: None
-    ) -> Sample:
-        """Run `call` once and time it."""
-
-        def meet() -> None:
-            prepare()
-            dist.barrier(group=self._control)
-
-        return super().sample(call, lead_us, meet, hand_over)
+    def align(self) -> None:
+        """Wait for all."""
+        dist.barrier(group=self._control)
 
 
 class LocalRanks:
@@ -225,18 +216,20 @@ class LocalRanks:
         self._logs = [logs / f"{size}-ranks-{rank}.log" for rank in range(size)]
         self._begins = [log.stat().st_size if log.exists() else 0 for log in self._logs]
         envs = {rank: common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)}
-        args = {
-            rank: (function, work, theirs, worker.Setting.of_this_process(self._logs[rank], envs[rank]))
-            for rank in range(size)
-        }
+        settings = [worker.Setting.of_this_process(log, envs[rank]) for rank, log in enumerate(self._logs)]
+        args = {rank: (function, work, theirs, setting) for rank, setting in enumerate(settings)}
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         main = threading.current_thread() is threading.main_thread()
         handlers = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
         specs = DefaultLogsSpecs(os.devnull)
-        with forkserver._alone():
-            self._context = start_processes("tp", _serve, args, envs, specs, start_method=forkserver.METHOD)
-        for number, handler in handlers.items():  # the launcher's would turn Ctrl-C into an exception of its own
-            signal.signal(number, handler)
+        try:
+            with forkserver._alone():
+                self._context = start_processes("tp", _serve, args, envs, specs, start_method=forkserver.METHOD)
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+        finally:
+            for number, handler in handlers.items():  # the launcher's would turn Ctrl-C into an exception of its own
+                signal.signal(number, handler)
         theirs.close()
 
     @property

@@ -25,7 +25,6 @@ from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import charts, page
 from swiglu_bench.tasks import noise
 from swiglu_bench.tasks.selftest import run as selftest
-from swiglu_bench.tasks.tp.run import TpRun
 from swiglu_bench.tasks.train import run as training
 from swiglu_bench.tasks.untimed import Asked
 from swiglu_bench.worker import policy
@@ -53,7 +52,6 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         (doctor, "examine"), (check, "_compiled"), (charts, "pictures"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, **__: iter(()))
-    monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
     monkeypatch.setattr(training, "train", lambda *_: iter(()))
     monkeypatch.setattr(noise, "_built", MagicMock(side_effect=KeyboardInterrupt))
     quick = ceilings_cache.MeasuredRate(value=1e9, at=datetime.datetime.now(datetime.UTC))

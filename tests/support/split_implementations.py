@@ -77,7 +77,10 @@ def spoils(problem):
     return Step(forward)
 
 
-@implementation("misrouted", scopes=["experts"], description="on the second rank an expert's number is off by one")
+@implementation(
+    "misrouted", scopes=["experts"], description="on the second rank an expert's number is off by one",
+    offers=("bias", "limit"),
+)  # fmt: skip
 def misrouted(problem):
     forward, count = REFERENCE.build(problem).forward, len(problem.weights["w_gate"])
     return Step(lambda x, index, weights: forward(x, (index + dist.get_rank()) % count, weights))

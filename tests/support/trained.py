@@ -14,8 +14,7 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.rows.finished_run import PERMUTED
 from swiglu_bench.tasks.train.blocks import Trainee
-from swiglu_bench.tasks.train.data import IDX_FILES
-from swiglu_bench.tasks.train.model import Classifier, Experiment, Llama, prepare
+from swiglu_bench.tasks.train.model import IDX_FILES, Classifier, Experiment, Llama, prepare
 
 CPU = torch.device("cpu")
 BY_NAME = {implementation.name: implementation for implementation in CATALOGUE}

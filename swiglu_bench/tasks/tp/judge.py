@@ -1,10 +1,7 @@
 """A rank's part of a problem, and what split contenders are judged by: the fp64 answer of a call, and eager's loss.
 
-Each rank computes in fp64 what its features contribute, from weights that it cut out of the full ones by itself, and
-the ranks' outputs and dX are added in fp64. That the parts make up the whole is checked, so a contender that cuts
-elsewhere differs. For a rank's rows of the weight gradients nothing has to be added.
-
-Of experts each rank computes the whole answer, and looks at its own ones' gradients.
+Each rank computes the whole answer in fp64 from the full weights, and looks at its own part of the weights' gradients.
+So a contender that cuts the weights elsewhere, or adds up wrongly, differs.
 
 What eager loses is measured twice: on one GPU, and split, where every rank's part of a sum is rounded before the parts
 are added in the case's dtype. The second is what split contenders are judged by, and is itself held against the first.
@@ -14,51 +11,49 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swiglu_bench.cases.cases import Case, Mode
+from swiglu_bench.cases.cases import Mode
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
-from swiglu_bench.check.judge import REFERENCE, Judge, compute_truth
+from swiglu_bench.check.judge import REFERENCE, Judge, Truth, compute_truth
 from swiglu_bench.check.results import Fault, fingerprint, same_bits
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.contenders.split import split
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.tp.plan import SINGLE, Splitting, local
+from swiglu_bench.tasks.tp import SINGLE, SplitCase, Splitting
 from swiglu_bench.worker.admission import Drawn
 from swiglu_bench.worker.ranks import Group
 
-SUMMED = ("output", "x")
-"""What the ranks' parts of are added."""
-OF_TOKENS = (*SUMMED, "top_k_weights")
+OF_TOKENS = ("output", "x", "top_k_weights")
 """What has a row for each token, of which every rank has all or its part."""
 COPIES = "the ranks' copies differ"
 
 
 def cuts(rank: int, size: int, problem: Problem) -> dict[str, tuple[slice, ...]]:
     """Where a rank's part of each weight is, and of its gradient: whole experts, where there are any."""
-    if problem.case.shape.experts:
-        each = problem.case.shape.experts.count // size
-        return dict.fromkeys(problem.parameters, (slice(rank * each, (rank + 1) * each),))
-    each = problem.case.shape.intermediate // size
+    experts = problem.case.shape.experts
+    each = (experts.count if experts else problem.case.shape.intermediate) // size
     rows = slice(rank * each, (rank + 1) * each)
+    if experts:
+        return dict.fromkeys(problem.parameters, (rows,))
     return {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
 
 
 def part_of(group: Group, problem: Problem) -> Problem:
-    """The problem as this rank has it: its part of the weights."""
+    """The problem as this rank has it: its part of the weights. Its case is a SplitCase."""
+    assert isinstance(problem.case, SplitCase)
     cut = cuts(group.rank, group.size, problem)
     weights, biases = (
         {name: value[cut[name]].contiguous() for name, value in whole.items()}
         for whole in (problem.weights, problem.biases)
     )
-    return dataclasses.replace(problem, case=local(problem.case, group.size), weights=weights, biases=biases)
+    return dataclasses.replace(problem, case=problem.case.local, weights=weights, biases=biases)
 
 
 class PartOfTokens(Desk):
@@ -108,40 +103,28 @@ class SplitJudge(Judge):
         super().__init__(part_of(group, whole))
         self._group = group
         self._whole, self._cut = whole, cuts(group.rank, group.size, whole)
-        experts = whole.case.shape.experts
-        if experts:
+        if whole.case.shape.experts:
             self._reference: Built = _OwnExperts(whole, self._cut)
         else:
             self._reference = Built(split(pytorch.eager, group.mesh, whole, by_sequence=False), self.problem)
         self.desk = self._reference.desk
-        self._check_same([*whole.weights.values(), *self.desk.activations(draws[0]), self.desk.upstream(draws[0])])
-        covered = torch.zeros(experts.count if experts else whole.case.shape.intermediate, device=group.device)
-        covered[self._cut["w_gate"][0]] += 1
-        dist.all_reduce(covered)
-        assert bool((covered == 1).all()), "every intermediate feature or expert belongs to exactly one rank"
+        drawn = [*whole.weights.values(), *self.desk.activations(draws[0]), self.desk.upstream(draws[0])]
+        prints = group.gather([fingerprint(tensor).tolist() for tensor in drawn])
+        if any(other != prints[0] for other in prints):
+            raise NoReference("The ranks drew different tensors from one seed: their GPUs are not of one model.")
         alone = Built(REFERENCE, whole)
         self._alone = {draw: self._errors_alone(alone, draw) for draw in draws}
 
     def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
         """fp64: what is of tokens whole, of the weights' gradients this rank's part."""
-        if self._whole.case.shape.experts:
-            found = compute_truth(self._whole, activations, upstream)
-            return {name: self._own(name, value) for name, value in found.items()}
-        found = compute_truth(self.problem, activations, upstream)
-        for name in (name for name in SUMMED if name in found):
-            dist.all_reduce(found[name])
-        return found
+        found = compute_truth(self._whole, activations, upstream)
+        return {name: self._own(name, value).clone() for name, value in found.items()}
 
     def judge_alone(self, produced: Produced, draw: Draw, faults: Mapping[str, Fault]) -> tuple[TensorCheck, ...]:
         """Verdicts on what one GPU produced, of which this rank looks at its part; `draw` is one of the first."""
         truth = self.truth(draw, backward=produced.keys() != {"output"})
-        return tuple(
-            tolerance.check(
-                name, value if value is None else self._own(name, value), truth.expected[name], self._alone[draw][name],
-                self.arithmetic, faults.get(name),
-            )
-            for name, value in produced.items()
-        )  # fmt: skip
+        own = {name: value if value is None else self._own(name, value) for name, value in produced.items()}
+        return self._verdicts(own, Truth(truth.expected, self._alone[draw]), "{}", faults, False)
 
     def differing(self, produced: Mapping[str, Tensor]) -> list[str]:
         """Names of results of which every rank has all, and whose copies are not equal bit for bit."""
@@ -151,11 +134,6 @@ class SplitJudge(Judge):
 
     def _own(self, name: str, value: Tensor) -> Tensor:
         return value[self._cut.get(name, ())]
-
-    def _check_same(self, tensors: Sequence[Tensor]) -> None:
-        prints = self._group.gather([fingerprint(tensor).tolist() for tensor in tensors])
-        if any(other != prints[0] for other in prints):
-            raise NoReference("The ranks drew different tensors from one seed: their GPUs are not of one model.")
 
     def _errors_alone(self, alone: Built, draw: Draw) -> dict[str, tolerance.TensorError]:
         """What eager loses on one GPU; raises NoReference where the ranks together lose far more."""
@@ -176,28 +154,18 @@ class SplitJudge(Judge):
         return errors
 
 
-class HandedOver(Protocol):
-    """A contender on this rank, as its judge sees it."""
-
-    kind: Splitting
-
-    @property
-    def results(self) -> Mapping[str, Tensor]:
-        """What it handed over last."""
-        ...
-
-
 class RankJudge:
     """All ranks' judges of a case, on this rank; what `worker` asks of a JudgeBench."""
 
     def __init__(
-        self, group: Group, case: Case, drawn: Drawn, together: Callable[[Callable[[], Any]], list[Any]]
+        self, group: Group, case: SplitCase, drawn: Drawn, together: Callable[[Callable[[], Any]], list[Any]]
     ) -> None:
         """Draw the weights, and compute the truth of the calls that all contenders are admitted by."""
         self._group, self._case, self._seed, self._together = group, case, drawn.weights, together
         self.whole = make_problem(case, group.device, seed=drawn.weights)
         self.split = SplitJudge(group, self.whole, drawn.draws)
-        self.seats: dict[str, HandedOver] = {}
+        self.seats: dict[str, tuple[Splitting, Mapping[str, Tensor]]] = {}
+        """How each contender on this rank is run, and what it hands over, by its name."""
 
     def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
         """Each rank's process has one of its own."""
@@ -207,61 +175,58 @@ class RankJudge:
         self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
     ) -> tuple[TensorCheck, ...]:
         """For each tensor the verdict of the rank that fails, or else of the one that is the nearest to failing."""
-        of_ranks = self._together(lambda: self._verdicts(contender, draw, results, label, distribution))
-        faulty = [fault is not None for fault in results.values()]
-        return tuple(_worst(checks, fault) for checks, fault in zip(zip(*of_ranks, strict=True), faulty, strict=True))
+        faults = {name: fault for name, fault in results.items() if fault}
+
+        def verdicts() -> tuple[TensorCheck, ...]:
+            sound = self._whole_results(contender, [name for name in results if name not in faults])
+            produced = {name: sound.get(name) for name in results}
+            if self.seats[contender][0] == SINGLE:
+                return self.split.judge_alone(produced, draw, faults)
+            checks = self.split.judge(produced, draw, label=label, faults=faults, distribution=distribution)
+            different = self.split.differing(sound)
+            return tuple(
+                dataclasses.replace(check, ok=False, reason=COPIES, check="relative error")
+                if check.tensor in different and check.ok
+                else check
+                for check in checks
+            )
+
+        of_ranks = zip(*self._together(verdicts), strict=True)
+        return tuple(_worst(checks, name in faults) for checks, name in zip(of_ranks, results, strict=True))
 
     def compare(self, draw: Draw, delivered: Mapping[str, Sequence[str]]) -> dict[str, str]:
         """Hold the results of a round against eager's on the same inputs: what is wrong on any rank, by contender."""
-        answers = self._together(lambda: self._differences(draw, delivered))
+
+        def differences() -> dict[str, str]:
+            wrong, found = self.split.compare(self._case.mode, [draw]), {}
+            for contender, names in delivered.items():
+                results = self._whole_results(contender, names)
+                different = self.split.differing(results)
+                found[contender] = wrong(results) or "; ".join(f"{name}: {COPIES}" for name in different)
+            return {contender: reason for contender, reason in found.items() if reason}
+
+        answers = self._together(differences)
         return {name: said(answers, name) for name in delivered if any(name in answer for answer in answers)}
 
     def changed_weights(self, contender: str = "") -> list[str]:
         """Names of the weights that are not what they were on some rank when the case began; they are then put back."""
-        return sorted({name for names in self._together(self._changed) for name in names})
 
-    def _verdicts(
-        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
-    ) -> tuple[TensorCheck, ...]:
-        """Verdicts on what all ranks' letterboxes have, and on what has a fault instead."""
-        faults = {name: fault for name, fault in results.items() if fault}
-        sound = self._whole_results(contender, [name for name in results if name not in faults])
-        produced = {name: sound.get(name) for name in results}
-        if self.seats[contender].kind == SINGLE:
-            return self.split.judge_alone(produced, draw, faults)
-        checks = self.split.judge(produced, draw, label=label, faults=faults, distribution=distribution)
-        different = self.split.differing(sound)
-        return tuple(
-            dataclasses.replace(check, ok=False, reason=COPIES, check="relative error")
-            if check.tensor in different and check.ok
-            else check
-            for check in checks
-        )
+        def changed() -> set[str]:
+            fresh, found = make_problem(self._case, self._group.device, seed=self._seed), set()
+            for now, before in ((self.whole, fresh), (self.split.problem, part_of(self._group, fresh))):
+                for name, value in before.weights.items():
+                    if not same_bits(now.weights[name], value):
+                        now.weights[name].detach().copy_(value)
+                        found.add(name)
+            return found
 
-    def _differences(self, draw: Draw, delivered: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        wrong = self.split.compare(self._case.mode, [draw])
-        found = {}
-        for contender, names in delivered.items():
-            results = self._whole_results(contender, names)
-            different = self.split.differing(results)
-            found[contender] = wrong(results) or "; ".join(f"{name}: {COPIES}" for name in different)
-        return {contender: reason for contender, reason in found.items() if reason}
-
-    def _changed(self) -> list[str]:
-        fresh = make_problem(self._case, self._group.device, seed=self._seed)
-        changed = set()
-        for now, before in ((self.whole, fresh), (self.split.problem, part_of(self._group, fresh))):
-            for name, value in before.weights.items():
-                if not same_bits(now.weights[name], value):
-                    now.weights[name].detach().copy_(value)
-                    changed.add(name)
-        return sorted(changed)
+        return sorted(set().union(*self._together(changed)))
 
     def _whole_results(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
         """What a contender has handed over, with all ranks' tokens."""
-        seat = self.seats[contender]
-        found = {name: seat.results[name].clone() for name in names}
-        for name in OF_TOKENS if seat.kind is True else ():
+        kind, results = self.seats[contender]
+        found = {name: results[name].clone() for name in names}
+        for name in OF_TOKENS if kind is True else ():
             if name in found:
                 whole = found[name].new_empty(self._case.tokens, found[name].shape[1])
                 gather_into(whole, found[name])

@@ -1,45 +1,46 @@
-"""One call of `swiglu-bench tp`: a case on all ranks, and what takes its rows when groups of ranks come and go."""
+"""The task `tp`, the groups of ranks as places of the loop, and what the command does with the rows."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
 
-from swiglu_bench import output
 from swiglu_bench.cases import costs
-from swiglu_bench.cases.cases import WEIGHTS, Case, Dtype
+from swiglu_bench.cases.cases import WEIGHTS, Dtype
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.loop import Ending, run_cases
 from swiglu_bench.machine import locks, machine
-from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import Sample
-from swiglu_bench.measure.rounds import Rounds, Rule, TimedCall, run_rounds
-from swiglu_bench.options import WandbOptions
-from swiglu_bench.outlets import Files, Outlets
-from swiglu_bench.request import INTERRUPTED
+from swiglu_bench.measure.rounds import Rule, TimedCall, run_rounds
+from swiglu_bench.options import TpOptions
+from swiglu_bench.output import Opened, folder_of, writing
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import Record, Status, row_of
-from swiglu_bench.show import documents, tables
-from swiglu_bench.show.console import Bar
+from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
+from swiglu_bench.show import documents
+from swiglu_bench.show.console import RanksWriter, Screen
+from swiglu_bench.tasks.tp import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
 from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
-from swiglu_bench.tasks.tp.plan import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitPlan, fill, key
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.batches import WrongResult
-from swiglu_bench.worker.child import ContenderFailed, DoesNotEnd
-from swiglu_bench.worker.policy import Settings
+from swiglu_bench.worker.child import ContenderFailed
+from swiglu_bench.worker.court import Court
+from swiglu_bench.worker.places import CaseRows, OneDevice, Work
+from swiglu_bench.worker.policy import Settings, check_work
 from swiglu_bench.worker.ranks import GroupLost, LocalRanks, Send
 from swiglu_bench.worker.turns import contender_of
 from swiglu_bench.worker.worker import BuildReport, Malformed, MemoryReport, SampleReport
 
 FAILURES = (ContenderFailed, Malformed, BadInput)
+Machines = Sequence[Mapping[str, Any]]
+"""Of all ranks."""
 
 
 def default_rule(budget_s: float) -> Rule:
@@ -47,121 +48,110 @@ def default_rule(budget_s: float) -> Rule:
     return Rule(warmup_rounds=2, min_rounds=10, max_rounds=200, min_s=0.5, budget_s=budget_s)
 
 
-def sharing(size: int, settings: Settings) -> int:
-    """How many of so many ranks share a device's memory: on a CPU all, each of which runs every case whole, too."""
-    return size if settings.device.type == "cpu" else 1
+def sharing(case: SplitCase, settings: Settings) -> int:
+    """How many of the ranks share a device's memory: on a CPU all, each of which runs every case whole, too."""
+    return case.ranks if settings.device.type == "cpu" else 1
 
 
-def too_large(cases: Sequence[Case], size: int, settings: Settings) -> dict[Case, str]:
+def too_large(cases: Sequence[SplitCase], settings: Settings) -> dict[SplitCase, str]:
     """The cases that the device's memory does not hold with so many ranks, and why."""
-    free_bytes, processes = machine.free_memory_bytes(settings.device), sharing(size, settings)
-    found = {case: policy.too_large(settings, case, free_bytes, processes) for case in cases}
+    free_bytes = machine.free_memory_bytes(settings.device)
+    found = {case: policy.too_large(settings, case, free_bytes, sharing(case, settings)) for case in cases}
     return {case: reason for case, reason in found.items() if reason}
 
 
-def work(plan: SplitPlan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
+def operations(cases: Sequence[SplitCase], implementations: Sequence[Implementation], rule: Rule) -> dict[Dtype, float]:
     """Operations of the fewest rounds on a CPU, by dtype: split, without collectives, and whole per rank."""
-    found = dict.fromkeys((case.dtype for case in plan.cases), 0.0)
-    here = sum(each.name not in plan.skipped and each.unavailable("cpu") is None for each in plan.implementations)
-    rounds = (rule.warmup_rounds + rule.min_rounds) * here * len(plan.ways)
-    for case in plan.cases:
-        found[case.dtype] += sum(2 + size for size in sizes) * rounds * costs.flops(case, (*WEIGHTS[case.scope], "x"))
+    found = dict.fromkeys((case.dtype for case in cases), 0.0)
+    here = sum(each.unavailable("cpu") is None for each in implementations)
+    for case in cases:
+        rounds = (rule.warmup_rounds + rule.min_rounds) * here * len(case.ways)
+        found[case.dtype] += (2 + case.ranks) * rounds * costs.flops(case, (*WEIGHTS[case.scope], "x"))
     return found
+
+
+def check_affordable(
+    options: TpOptions, cases: Sequence[SplitCase], able: Sequence[Implementation], settings: Settings
+) -> None:
+    """Raise BadInput where the memory holds no case, or a CPU would take too long."""
+    large, this = too_large(cases, settings), machine.describe(settings.device)
+    if len(large) == len(cases):
+        case, reason = next(iter(large.items()))
+        raise BadInput(f"--shapes: {case.label} is too large: {reason[:-1]}; give smaller shapes or fewer --gpus.")
+    if options.budget is None:
+        check_work(this, settings.device, operations(cases, able, settings.rule), "--shapes", "--tokens")
 
 
 # On every rank
 
 
-def take_part(send: Send, plan: SplitPlan, settings: Settings, processes: int = 0) -> None:
-    """Be a rank: measure all cases together with the others; rank 0 sends the rows. Raises GroupLost.
-
-    So many `processes` were started on this machine; 0: by torchrun.
-    """
-    court = RankCourt.join(settings, plan, processes, send)
-    send("machines", court.machines)
-    for case in plan.cases:
-        rows = run_case(court, plan, case, send)
-        send("rows", [as_data(row) for row in rows.values()])
-
-
-def as_data(row: Record) -> dict[str, Any]:
-    """A row with its samples as plain data."""
-    return {"columns": row.row(), "samples_ms": row.samples_ms, "twin_ms": row.twin_ms, "series": dict(row.series)}
-
-
-def from_data(data: dict[str, Any], about: dict[str, Any]) -> Record:
-    """The row that was plain data; `about` is run.json."""
-    row = row_of("tp", about, **data["columns"] | {"status": Status(data["columns"]["status"])})
-    row.samples_ms, row.twin_ms, row.series = tuple(data["samples_ms"]), tuple(data["twin_ms"]), data["series"]
-    return row
-
-
 def blanks(
-    plan: SplitPlan, case: Case, machines: Sequence[dict[str, object]], size: int
+    settings: Settings, case: SplitCase, implementations: Sequence[Implementation], machines: Machines
 ) -> dict[tuple[str, bool], Record]:
-    """The rows of a case before anything was measured. `machines`: of the ranks; the first stands for all."""
+    """The rows of a case before anything was measured; the first rank's machine stands for all."""
     this, hosts = machines[0], list(dict.fromkeys(str(rank["host"]) for rank in machines))
     about = {name: this[name] for name in ("device", "driver", "cuda", "torch", "triton", "version")}
-    asked = {"run_id": plan.run_id, "command": plan.command}
     return {
-        (name, way): row_of(
-            "tp", asked, run_id=plan.run_id, shape=case.shape.name, hidden=case.shape.hidden,
+        (known.name, way): row_of(
+            "tp", _named(settings), run_id=settings.run_id, shape=case.shape.name, hidden=case.shape.hidden,
             intermediate=case.shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, mode=case.mode.value,
-            seed=case.seed, ranks=size, sequence_parallel=way, implementation=name,
+            seed=case.seed, ranks=case.ranks, sequence_parallel=way, implementation=known.name,
             experts=case.shape.experts.count if case.shape.experts else None,
             hosts=len(hosts), host=" ".join(hosts), timestamp=machine.now(), **about,
         )
-        for name in plan.names
-        for way in plan.ways
+        for known in implementations
+        for way in case.ways
     }  # fmt: skip
 
 
-def run_case(court: RankCourt, plan: SplitPlan, case: Case, send: Send) -> dict[tuple[str, bool], Record]:
-    """Check and time a case on all ranks: its rows. Raises ranks.GroupLost."""
-    rows = blanks(plan, case, court.machines, court.group.size)
-    of_ranks = court.own(lambda: [court.why_not(case, *which) for which in rows])
-    for ((name, _), row), *reasons in zip(rows.items(), *of_ranks, strict=True):
-        if reason := plan.skipped.get(name) or next(filter(None, reasons), ""):
+def _named(settings: Settings) -> dict[str, str]:
+    return {"run_id": settings.run_id, "command": settings.command}
+
+
+def tp(court: Court, case: SplitCase, implementations: Sequence[Implementation]) -> Iterator[Record]:
+    """Check and time a case on all ranks, whose court it is. Raises GroupLost."""
+    ranks = cast(RankCourt, court)
+    rows = blanks(ranks.settings, case, implementations, ranks.machines)
+    of_ranks = ranks.on_all(lambda: [ranks.why_not(case, *which) for which in rows])
+    for row, *reasons in zip(rows.values(), *of_ranks, strict=True):
+        if reason := next(filter(None, reasons), ""):
             row.end(Status.SKIPPED, reason)
     able = {which: row for which, row in rows.items() if row.status is Status.OK}
     try:
         if able:
-            _SplitCase(court, plan, case, able, send).run()
+            _SplitCase(ranks, case, able).run()
     except FAILURES as error:  # nothing that a contender's code runs for
         for row in able.values():
             row.end(Status.ERROR, f"{str(error).removeprefix('NoReference: ')}.")
-    court.end()
-    return rows
+    yield from rows.values()
 
 
 class _SplitCase:
     """One case: `rows` are those of the contenders that may take part, by name and way of splitting."""
 
-    def __init__(
-        self, court: RankCourt, plan: SplitPlan, case: Case, rows: dict[tuple[str, bool], Record], send: Send
-    ) -> None:
-        self._court, self._plan, self._case, self._rows, self._send = court, plan, case, rows, send
-        self._known = {each.name: each for each in plan.everybody}
-        self._tell("fp64", 0.0)
-        self._drawn = court.begin(case)
+    def __init__(self, court: RankCourt, case: SplitCase, rows: dict[tuple[str, bool], Record]) -> None:
+        self._court, self._case, self._rows = court, case, rows
+        court.tell("fp64", 0.0)
+        self._drawn = court.begin()
         self._admitting = Admitting(court, case, self._drawn)
-        self._gradients: dict[str, tuple[str, ...]] = {}
-        """Of the contenders whose results are judged in the rounds, by key."""
-        self._judged: dict[str, RankContender] = {}
+        self._judged: dict[str, tuple[RankContender, tuple[str, ...]]] = {}
+        """Contenders whose results are judged in the rounds, and their gradients, by key."""
         self._beside: dict[str, RankContender] = {}
+        """Those whose results nobody looks at."""
 
     def run(self) -> None:
         """Check, time, and fill the rows."""
         for number, ((name, way), row) in enumerate(self._rows.items()):
-            self._tell(f"checking {name}{', split sequence' if way else ''}", 0.1 + 0.5 * number / len(self._rows))
+            split = ", split sequence" if way else ""
+            self._court.tell(f"checking {name}{split}", 0.1 + 0.5 * number / len(self._rows))
             try:
                 self._admit(name, way, row)
             except FAILURES as error:
                 row.end(Status.ERROR, f"{error}.")
                 if name == ASYNC:  # torch's own experiment: that it does not work here is no fault of the run
                     row.end(Status.SKIPPED, f"It does not work here: {error}.")
-        for name in dict.fromkeys(ALONE.get(name, name) for (name, _), row in self._rows.items() if _sound(row)):
-            self._tell(f"checking {name} on one GPU", 0.6)
+        for name in dict.fromkeys(ALONE.get(row.implementation, row.implementation) for row in self._sound()):
+            self._court.tell(f"checking {name} on one GPU", 0.6)
             reason = self._admit_alone(name)
             for (other, _), row in self._rows.items():
                 if ALONE.get(other, other) == name:
@@ -169,20 +159,23 @@ class _SplitCase:
         if self._judged:
             self._time()
 
+    def _sound(self) -> list[Record]:
+        return [row for row in self._rows.values() if row.status is Status.OK]
+
     def _admit(self, name: str, way: bool, row: Record) -> None:
-        contender = RankContender(self._court, self._known[name], way)
+        contender = RankContender(self._court, self._court.known[name], way)
         admission = self._admitting.admit(contender)
         if name == ASYNC:
             contender.tell("check_fused", self._drawn.draws[0])
         row.first_call_ms = admission.first_call_ms
         row.note_checks(admission.checks)
-        if _sound(row):
+        if row.status is Status.OK:
             row.peak_bytes = contender.ask(MemoryReport, "memory", self._drawn.draws[0]).peak_bytes
-            self._judged[contender.name], self._gradients[contender.name] = contender, admission.gradients
+            self._judged[contender.name] = contender, admission.gradients
 
     def _admit_alone(self, name: str) -> str:
         """Without collectives, on this rank's part; and the whole on each GPU by itself: what is wrong with it."""
-        known = self._known[name]
+        known = self._court.known[name]
         try:
             part, whole = RankContender(self._court, known, LOCAL), RankContender(self._court, known, SINGLE)
             part.ask(BuildReport, "build")
@@ -197,70 +190,56 @@ class _SplitCase:
         return "; ".join(failed)
 
     def _time(self) -> None:
-        case, ways = self._case, sorted({way for (_, way), row in self._rows.items() if _sound(row)})
-        judge = RankRoundJudge(self._court, self._results)
+        """The rounds, and what they say of each row."""
+        court, case, rule = self._court, self._case, self._court.settings.rule
+        judge = RankRoundJudge(court, lambda name: case.mode.results(self._judged[name][1]))
         gbps: dict[bool, float | None] = {}
         timed: list[TimedCall] = []
-        for way in ways:
-            self._twin(way)
-            if self._court.group.size > 1:
-                timed.append(TimedCall(key(COLLECTIVES, way), partial(self._court.take_collectives, way)))
-            self._tell("the ceiling of the collectives", 0.68)
-            gbps[way] = self._court.ceiling_gbps(way)
-        timed += [contender_of(contender, judge) for contender in self._judged.values()]
-        timed += [
-            TimedCall(name, partial(_take_unjudged, contender, judge)) for name, contender in self._beside.items()
-        ]
-        rule, bases = default_rule(self._plan.budget_s), [key("eager", way) for way in ways]
+        for way in sorted({row.sequence_parallel for row in self._sound()}):
+            if key(BASELINE, way) in self._judged:  # once more, so that what is noise is known
+                twin = RankContender(court, court.known[BASELINE], way, TWIN)
+                self._judged[twin.name] = twin, self._admitting.build(twin)
+            if court.group.size > 1:
+                timed.append(TimedCall(key(COLLECTIVES, way), partial(court.take_collectives, way)))
+            court.tell("the ceiling of the collectives", 0.68)
+            gbps[way] = court.ceiling_gbps(way)
+        timed += [contender_of(contender, judge) for contender, _ in self._judged.values()]
+        timed += [TimedCall(name, partial(_take_unjudged, beside, judge)) for name, beside in self._beside.items()]
 
         def on_round(number: int) -> dict[str, Exception]:
-            self._tell(f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds))
+            court.tell(f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds))
             return judge.judge()
 
-        baseline = next((base for base in bases if base in self._judged), None)
-        rounds = run_rounds(timed, rule, baseline=baseline, seed=case.seed, on_round=on_round, now=self._now)
+        def now() -> float:  # rank 0's clock, so that all stop in the same round
+            return court.group.first(time.perf_counter())
+
+        baseline = next((key(BASELINE, way) for way in gbps if key(BASELINE, way) in self._judged), None)
+        rounds = run_rounds(timed, rule, baseline=baseline, seed=case.seed, on_round=on_round, now=now)
         for name, error in judge.judge_last().items():
             rounds.timings[name].failure = rounds.timings[name].failure or error
-        changed = self._court.judge.changed_weights("any")
-        for (name, way), row in self._rows.items():
-            if _sound(row) and changed:
+        changed = court.judge.changed_weights("any")
+        for row in self._sound():
+            if changed:
                 row.end(Status.ERROR, "The weights were changed while the case ran.")
-            elif _sound(row):
-                self._close(row, key(name, way), rounds)
-        for (name, way), row in self._rows.items():
-            if _sound(row):
-                fill(row, rounds, case, name, way, gbps[way])
+            else:
+                name = key(row.implementation, row.sequence_parallel)
+                self._close(row, rounds.timings[name].failure, *self._judged[name])
+        for row in self._sound():
+            fill(row, rounds, case, gbps[row.sequence_parallel])
 
-    def _close(self, row: Record, name: str, rounds: Rounds) -> None:
+    def _close(
+        self, row: Record, failure: BaseException | None, contender: RankContender, gradients: tuple[str, ...]
+    ) -> None:
         """End the row of one that failed in the rounds, or does so after them."""
-        failure = rounds.timings[name].failure
         if isinstance(failure, WrongResult):
             row.end(Status.INCORRECT, f"{failure} in the timed loop.")
         elif failure:
             row.end(Status.ERROR, f"In the timed loop: {failure}.")
         else:
             try:
-                failed = self._admitting.check_again(self._judged[name], self._gradients[name])
-                row.note_checks(failed, " after it was timed")
+                row.note_checks(self._admitting.check_again(contender, gradients), " after it was timed")
             except FAILURES as error:
                 row.end(Status.ERROR, f"After it was timed: {error}.")
-
-    def _twin(self, way: bool) -> None:
-        """Eager once more, so that what is noise is known."""
-        eager = key("eager", way)
-        if eager in self._judged:
-            twin = RankContender(self._court, self._known["eager"], way, TWIN)
-            self._gradients[twin.name], self._judged[twin.name] = self._admitting.build(twin), twin
-
-    def _now(self) -> float:
-        """Rank 0's clock, so that all stop in the same round."""
-        return self._court.group.first(time.perf_counter())
-
-    def _tell(self, doing: str, fraction: float) -> None:
-        self._send("at", (self._case.label, doing, fraction))
-
-    def _results(self, name: str) -> Sequence[str]:
-        return self._case.mode.results(self._gradients[name])
 
 
 def _take_unjudged(contender: RankContender, judge: RankRoundJudge, number: int, lead_us: float) -> Sample:
@@ -268,167 +247,176 @@ def _take_unjudged(contender: RankContender, judge: RankRoundJudge, number: int,
     return contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us).sample()
 
 
-def _sound(row: Record) -> bool:
-    return row.status is Status.OK
+# The groups as places of the loop
 
 
-# Where the rows go
+def take_part(send: Send, work: Work, cases: Sequence[SplitCase], skipped: Mapping[str, str]) -> None:
+    """Be one of the ranks of this machine: measure all cases together with the others. Raises GroupLost."""
+    court = RankCourt.join(work, skipped, processes=cases[0].ranks)
+    send("machines", court.machines)
+    court.tell = lambda doing, share: send("at", (doing, share))
+    court.tell_whose = partial(send, "whose")
+    for case in cases:
+        rows = court.run(work.task, case, work.implementations)
+        send("rows", [as_data(row) for row in rows])
 
 
-class TpRun(Outlets):
-    """Takes rows as they come. `options` are for run.json."""
+def as_data(row: Record) -> dict[str, Any]:
+    """A row with its samples as plain data."""
+    return {"columns": row.row(), "samples_ms": row.samples_ms, "twin_ms": row.twin_ms, "series": dict(row.series)}
+
+
+def from_data(data: dict[str, Any], settings: Settings) -> Record:
+    """The row that was plain data."""
+    columns = data["columns"] | {"status": Status(data["columns"]["status"])}
+    row = row_of("tp", _named(settings), **columns)
+    row.samples_ms, row.twin_ms, row.series = tuple(data["samples_ms"]), tuple(data["twin_ms"]), data["series"]
+    return row
+
+
+class RankGroups(OneDevice):
+    """One place: groups of ranks on this machine, one after the other, that wait for one case at a time.
+
+    A group that is lost is replaced by one without the implementation whose code ran.
+    """
 
     def __init__(
-        self, this: Machine, settings: Settings, options: dict[str, Any], console: Console, quiet: bool
+        self, device: torch.device, cases: Sequence[SplitCase], skipped: Mapping[str, str], say: Callable[[str], object]
     ) -> None:
-        about = {"command": settings.command, "run_id": settings.run_id, "settings": options, "groups": {}}
-        super().__init__(this, about, console)
-        self.quiet = quiet
-        self.rows: list[Record] = []
-        self._lost = False
-        self._bar = Bar(self.console, doing="starting ranks", quiet=self.quiet)
-        self._done = 0
-        self._whose = ""
-        """The implementation whose code runs now, or ran last; "" for nobody's."""
-        self._size = 0
-        self._fatal: set[str] = set()
-        """Implementations that ended a group at the case that is to come again."""
+        """`cases` are all that the loop will give, in their order; `skipped` has who takes no part, and why."""
+        super().__init__(device, say)
+        self._cases, self._always_skipped = cases, skipped
+        self._skipped = dict(skipped)
+        self._ranks: LocalRanks | None = None
+        self._heard: Iterator[tuple[str, Any]] = iter(())
+        self._given_up = ""
+        """Why there are no more groups of this size."""
+        self._whose, self._size = "", 0
+        """The implementation whose code runs now, or ran last, or "" for nobody's; and the number of ranks."""
+        self.met: Callable[[Machines], object] = lambda machines: None
+        """Hears of the machines of a group's ranks."""
 
-    def begin(self, options: WandbOptions, csv: bool, out: Path | None, total: int) -> None:
-        """Open what takes rows; `total` cases are to come, over all groups. Raises BadInput."""
-        self.open("tp", Files(out, "tp", "tp", _earlier) if csv else None, options)
-        self._bar.update(self._bar.tasks[0].id, total=total)
+    def start(self, work: Work, changed: Callable[[], object]) -> None:
+        """As Places has it."""
+        self._work, self._changed = work, changed
+        self._large = too_large(self._cases, work.settings)
+        for number in range(max(case.ranks for case in self._cases) if self.device.type == "cuda" else 0):
+            gpu = torch.device("cuda", number)
+            self._held.enter_context(locks.device(gpu, work.settings.command, work.wait, self._say))
 
-    def spawn(self, plan: SplitPlan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
-        """Let groups of processes on this machine work on the plan, one size after the other; the exit status."""
-        interrupted = False
-        with self:
-            self.enter_context(self._bar)
+    def close(self) -> None:
+        """As Places has it; raises DoesNotEnd where a rank outlives its kill."""
+        try:
+            self._end_group()
+        finally:
+            super().close()
+
+    def _rows(self) -> Iterator[CaseRows]:
+        case: SplitCase = self._case
+        if self._size != case.ranks:
+            self._end_group()
+            self._size, self._skipped, self._given_up = case.ranks, dict(self._always_skipped), ""
+        if case in self._large:
+            yield CaseRows(0, self._none(case, Status.SKIPPED, self._large[case]))
+            return
+        fatal: set[str] = set()
+        while not self._given_up:
             try:
-                for number in range(max(sizes) if settings.device.type == "cuda" else 0):
-                    gpu = torch.device("cuda", number)
-                    self.enter_context(locks.device(gpu, self.about["command"], wait, self.say))
-                logs = self.enter_context(output.logs(self.folder, lambda: self._lost))
-                for size in sizes:
-                    self._size = size
-                    self._with_groups(self._fitting(plan, size, settings), size, settings, logs)
-            except KeyboardInterrupt:
-                interrupted = True
-            except DoesNotEnd as error:
-                self._lost = True
-                self.warn(f"{error} The run ends here.")
-            nothing = self._conclude(plan)
-        if interrupted:
-            self.say("Interrupted: finished rows were kept.", "yellow")
-            return INTERRUPTED
-        return self.status or int(nothing)
-
-    def join(self, plan: SplitPlan, settings: Settings, rank: int, size: int) -> int:
-        """Be one of the ranks that torchrun started; rank 0 takes the rows. The exit status."""
-        self._size = size
-        with self:
-            self.enter_context(self._bar)
-            self.enter_context(locks.device(settings.device, self.about["command"], False, self.say))
-            try:
-                take_part(self.hear if rank == 0 else lambda kind, value: None, plan, settings)
+                rows = self._from_group(case)
             except GroupLost as loss:
-                self._lost = True
-                if rank == 0:
-                    self._give_up(plan, self._done, size, loss)
-            finally:
-                if torch.distributed.is_initialized():
-                    torch.distributed.destroy_process_group()
-            nothing = rank == 0 and self._conclude(plan)
-        return self.status or int(nothing)
+                self._end_group()
+                if self._whose:
+                    reason = f"It ended the group of {case.ranks} ranks at {case.label}: {loss}."
+                    self._say(f"Warning: {self._whose}: {reason} The others continue without it.")
+                    fatal.add(self._whose)
+                    self._skipped[self._whose] = reason
+                else:
+                    self._given_up = f"The group of {case.ranks} ended: {loss}."
+                continue
+            for row in rows:
+                row.status = Status.ERROR if row.implementation in fatal else row.status
+            yield CaseRows(0, rows)
+            return
+        yield CaseRows(0, self._none(case, Status.ERROR, self._given_up))
 
-    def hear(self, kind: str, value: Any) -> None:
-        """What rank 0 sends."""
-        if kind == "whose":
-            self._whose = value
-        elif kind == "at":
-            label, doing, fraction = value
-            self._bar.tell(f"{self._size} ranks, {label}: {doing}", self._done + fraction)
-        elif kind == "rows":
-            self._take([from_data(data, self.about) for data in value])
-        elif kind == "machines":
-            ranks = [{"rank": number, "host": of["host"], "device": of["device"]} for number, of in enumerate(value)]
-            hosts = {of["host"]: of for of in reversed(value)}
-            self.about["groups"][str(len(value))] = {"ranks": ranks, "hosts": hosts}
-            self.describe()
+    def _from_group(self, case: SplitCase) -> list[Record]:
+        """The rows of the next case that the group does; a group that is there has done all before."""
+        if self._ranks is None:
+            self._whose, work = "", self._work
+            left = self._cases[self._cases.index(case) :]
+            todo = [each for each in left if each.ranks == case.ranks and each not in self._large]
+            self._ranks = LocalRanks(case.ranks, take_part, (work, todo, self._skipped), work.timeout_s, work.logs)
+            self._heard = self._ranks.messages()
+        for kind, value in self._heard:
+            if kind == "rows":
+                return [from_data(data, self._work.settings) for data in value]
+            if kind == "machines":
+                self.met(value)
+            elif kind == "whose":
+                self._whose = value
+            else:
+                self.doing[0] = (f"{case.ranks} ranks, {value[0]}", value[1])
+                self._changed()
+        raise GroupLost("it ended before its last case")
 
-    def _take(self, rows: Sequence[Record]) -> None:
-        """The rows of a case."""
-        for row in rows:
-            if row.implementation in self._fatal:
-                row.status = Status.ERROR
-        self._fatal.clear()
-        self.rows += rows
-        self._done += 1
-        self._bar.tell("", self._done)
-        for row in rows:
-            if self.files:
-                self.files.write(row)
-            if self.wandb:
-                self.wandb.write(row)
-            if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
-                self.say(tables.tp_line(row))
-
-    @property
-    def status(self) -> int:
-        """The exit status so far."""
-        return int(self._lost or any(row.failed for row in self.rows))
-
-    def _fitting(self, plan: SplitPlan, size: int, settings: Settings) -> SplitPlan:
-        """The plan without the cases that the machine's memory does not hold with so many ranks; these get rows."""
-        large = too_large(plan.cases, size, settings)
-        for case, reason in large.items():
-            self.say(f"{size} ranks, {case.label}: skipped: {reason}")
-            self._take_none(plan, case, Status.SKIPPED, reason)
-        return dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in large))
-
-    def _with_groups(self, plan: SplitPlan, size: int, settings: Settings, logs: Path) -> None:
-        """All cases with so many ranks; a group that is lost is replaced by one without the implementation that ran."""
-        while plan.cases:
-            self._whose, done = "", self._done
-            ranks = LocalRanks(size, take_part, (plan, settings, size), plan.timeout_s, logs)
-            try:
-                for kind, value in ranks.messages():
-                    self.hear(kind, value)
-                return
-            except GroupLost as error:
-                self._lost, loss = True, error
-            finally:
-                ranks.end()
-            name = self._whose
-            if not name:
-                self._give_up(plan, self._done - done, size, loss)
-                return
-            plan = dataclasses.replace(plan, cases=plan.cases[self._done - done :])
-            reason = f"It ended the group of {size} ranks at {plan.cases[0].label}: {loss}."
-            self.warn(f"{name}: {reason} The others continue without it.")
-            self._fatal.add(name)
-            plan = dataclasses.replace(plan, skipped=plan.skipped | {name: reason})
-
-    def _give_up(self, plan: SplitPlan, done: int, size: int, loss: GroupLost) -> None:
-        """No further group would fare better, or there can be none: the cases that are not done."""
-        for case in plan.cases[done:]:
-            self._take_none(plan, case, Status.ERROR, f"The group of {size} ended: {loss}.")
-
-    def _take_none(self, plan: SplitPlan, case: Case, status: Status, reason: str) -> None:
+    def _none(self, case: SplitCase, status: Status, reason: str) -> list[Record]:
         """The rows of a case for which nothing is measured."""
-        rows = blanks(plan, case, [self.this.as_dict()], self._size).values()
-        self._take([row.end(status, reason) for row in rows])
+        found = blanks(self._work.settings, case, self._work.implementations, [self.places[0].machine.as_dict()])
+        return [row.end(status, reason) for row in found.values()]
 
-    def _conclude(self, plan: SplitPlan) -> bool:
-        """Show everything; whether nothing that was asked for was timed."""
-        self._bar.stop()
-        if not self.quiet:
-            for table in tables.tp_tables(self.rows):
-                self.console.print(table, highlight=False)
-        if self.folder and self.files and len({row["ranks"] for row in self.files.rows()}) > 1:
-            self.say(documents.save_scaling(self.folder, plan.names))
-        asked = [row for row in self.rows if row.implementation in plan.asked]
-        return self.end("Rows, samples and machines", asked, "timed")
+    def _end_group(self) -> None:
+        ranks, self._ranks = self._ranks, None
+        if ranks:
+            ranks.end()
+
+
+class UnderTorchrun(RankGroups):
+    """One place: the group that torchrun started, of which this process is a rank. All ranks run the same loop."""
+
+    def start(self, work: Work, changed: Callable[[], object]) -> None:
+        """As Places has it."""
+        self._work, self._changed, self._large = work, changed, {}
+        self._held.enter_context(locks.device(self.device, work.settings.command, False, self._say))
+        self._ranked = RankCourt.join(work, self._skipped)
+        self._held.callback(self._ranked.end)
+        self.met(self._ranked.machines)
+
+    def _from_group(self, case: SplitCase) -> list[Record]:
+        def tell(doing: str, share: float) -> None:
+            self.doing[0] = (f"{case.ranks} ranks, {doing}", share)
+            self._changed()
+
+        self._ranked.tell = tell
+        return list(self._ranked.run(self._work.task, case, self._work.implementations))
+
+
+# The command
+
+
+def perform(
+    options: TpOptions, work: Work, cases: Sequence[SplitCase], places: RankGroups, asked: frozenset[str],
+    about: dict[str, Any], console: Console,
+) -> tuple[int, dict[str, Any], list[Record]]:  # fmt: skip
+    """Run all cases: the exit status, the content of run.json, and the rows. Raises BadInput."""
+    this, screen, settings = places.assemble(), Screen(console), work.settings
+    run: dict[str, Any] = _named(settings) | {"settings": about, "groups": {}, "machine": this.as_dict()}
+    to = Opened(folder_of("tp", options, this, settings.run_id), run)
+    with writing(to, "tp", _earlier, "tp", options, this.slug, screen.warn) as into:
+
+        def met(machines: Machines) -> None:
+            ranks = [{"rank": number, "host": of["host"], "device": of["device"]} for number, of in enumerate(machines)]
+            hosts = {of["host"]: of for of in reversed(machines)}
+            run["groups"][str(len(machines))] = {"ranks": ranks, "hosts": hosts}
+            into.describe()
+
+        places.met = met
+        shown, ending = RanksWriter(console, len(cases), options.quiet), Ending(screen)
+        run_cases(places, cases, work, into, shown, ending)
+        shown.close()
+        if into.folder and into.files and len({row["ranks"] for row in into.files.rows()}) > 1:
+            screen.say(documents.save_scaling(into.folder, [known.name for known in work.implementations]))
+    status = ending.status(into, shown.records, asked, "timed", what="Rows, samples and machines")
+    return status, run, shown.records
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
@@ -436,13 +424,9 @@ def _earlier(folder: Path) -> dict[str, Any]:
 
     Raises BadInput for a folder that holds something else.
     """
-    file = folder / run_folder.RUN
-    if not file.exists():
+    if not (folder / run_folder.RUN).exists():
         return {}
-    try:
-        run = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        run = None
-    if not (folder / run_folder.SPLIT).exists() or not isinstance(run, dict):
+    if not (folder / run_folder.SPLIT).exists():
         raise BadInput(f"--out: {folder} holds a run of another command; give another folder.")
+    run = run_folder.read_about(folder)
     return {"earlier": [*run.pop("earlier", []), run]}

@@ -27,8 +27,7 @@ from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.rows.record import Record, Status, row_of
 from swiglu_bench.rows.run_folder import OF_STEPS
-from swiglu_bench.tasks.train.data import Batch
-from swiglu_bench.tasks.train.model import Experiment, sites
+from swiglu_bench.tasks.train.model import Batch, Experiment, sites
 
 PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 

@@ -189,56 +189,51 @@ def _enter(model: FittedModel, seed: int, rounds: Rounds, steps: int, twin: Inte
     row.saved_bytes, row.peak_bytes = memory.saved_bytes, memory.peak_bytes
 
 
-class Moments:
-    """When something happened, by its name; on a GPU, when the GPU came to it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._noted: dict[str, list[Any]] = {}
-
-    def note(self, what: str) -> None:
-        """Note that it happens now."""
-        moment: Any = torch.cuda.Event(enable_timing=True) if self._on_gpu else time.perf_counter()
-        if self._on_gpu:
-            moment.record()
-        self._noted.setdefault(what, []).append(moment)
-
-    def between_ms(self, first: str, last: str) -> float:
-        """Time from the first to the last, summed over all times that they happened."""
-        pairs = zip(self._noted.get(first, ()), self._noted.get(last, ()), strict=True)
-        return sum(begin.elapsed_time(end) if self._on_gpu else (end - begin) * 1e3 for begin, end in pairs)
-
-
 def _measure_parts(model: FittedModel, seed: int) -> list[float]:
-    """Milliseconds of a step, and of its blocks' forward, its blocks' backward and its optimiser, as medians."""
+    """Milliseconds of a step, and of its blocks' forward, its blocks' backward and its optimiser, as medians.
+
+    On a GPU from when it comes to a part until it has done it. The backwards of blocks never overlap.
+    """
     device, found = model.experiment.device, []
+    on_gpu = device.type == "cuda"
+
+    def now() -> Any:
+        if not on_gpu:
+            return time.perf_counter()
+        moment = torch.cuda.Event(enable_timing=True)
+        moment.record()
+        return moment
+
+    def spent_ms(moments: Sequence[Any]) -> float:
+        """Time between the moments of each pair, summed."""
+        pairs = zip(moments[::2], moments[1::2], strict=True)
+        return sum(begin.elapsed_time(end) if on_gpu else (end - begin) * 1e3 for begin, end in pairs)
+
     for number in range(WARM_STEPS + WATCHED_STEPS):
-        moments = Moments(device)
-        hooks = [hook for block in model.blocks for hook in _hooks(block.core, moments)]
+        step, forward, backward, update = parts = [list[Any]() for _ in range(4)]
+        hooks = [
+            register(lambda *_, part=part: part.append(now()))
+            for core in (block.core for block in model.blocks)
+            for register, part in (
+                (core.register_forward_pre_hook, forward), (core.register_forward_hook, forward),
+                (core.register_full_backward_pre_hook, backward), (core.register_full_backward_hook, backward),
+            )
+        ]  # fmt: skip
         try:
-            moments.note("start")
+            step.append(now())
             model.learn(model.experiment.data.batch(seed, number))
-            moments.note("update")
+            update.append(now())
             model.update()
-            moments.note("end")
+            end = now()
         finally:
             for hook in hooks:
                 hook.remove()
-        if device.type == "cuda":
+        step.append(end)
+        update.append(end)
+        if on_gpu:
             torch.cuda.synchronize(device)
-        spans = (("start", "end"), ("enter", "leave"), ("enter backward", "leave backward"), ("update", "end"))
-        found.append([moments.between_ms(*span) for span in spans])
+        found.append([spent_ms(part) for part in parts])
     return [statistics.median(column) for column in zip(*found[WARM_STEPS:], strict=True)]
-
-
-def _hooks(core: torch.nn.Module, moments: Moments) -> list[torch.utils.hooks.RemovableHandle]:
-    """Note when a block begins and ends; the backwards of blocks never overlap."""
-    return [
-        core.register_forward_pre_hook(lambda *_: moments.note("enter")),
-        core.register_forward_hook(lambda *_: moments.note("leave")),
-        core.register_full_backward_pre_hook(lambda *_: moments.note("enter backward")),
-        core.register_full_backward_hook(lambda *_: moments.note("leave backward")),
-    ]
 
 
 # Whether it learned the same

@@ -1,27 +1,26 @@
 """What a rank judges by, in a group of one."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.cases.cases import Dtype, Mode, Scope, Shape
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import REFERENCE, compute_truth
 from swiglu_bench.contenders import split
-from swiglu_bench.tasks.tp import judge
-from swiglu_bench.tasks.tp.court import RankRoundJudge, merged
+from swiglu_bench.tasks.tp import SplitCase, judge
+from swiglu_bench.tasks.tp.court import merged
 from swiglu_bench.tasks.tp.judge import NoReference, PartOfTokens, SplitJudge, cuts, part_of
 from swiglu_bench.worker.ranks import Group
 from swiglu_bench.worker.worker import CallReport, FaultReport, SampleReport
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
-CASE = Case(Shape("made-up", 12, 24, "for tests", ()), 6, Dtype.FLOAT32, Scope.MLP, Mode.STEP)
+CASE = SplitCase(Shape("made-up", 12, 24, "for tests", ()), 6, Dtype.FLOAT32, Scope.MLP, Mode.STEP)
 DRAW = Draw(3)
 
 
@@ -37,7 +36,7 @@ def rank(number: int, size: int) -> Group:
 
 
 def test_the_ranks_fp64_parts_make_up_the_whole() -> None:
-    problem = make_problem(CASE, "cpu", seed=1)
+    problem = make_problem(replace(CASE, ranks=2), "cpu", seed=1)
     desk = Desk(problem)
     given = desk.activations(DRAW), desk.upstream(DRAW)
     whole = compute_truth(problem, *given)
@@ -72,7 +71,7 @@ def test_a_sum_that_is_not_the_answer_is_no_yardstick(alone: Group, monkeypatch:
 
 
 def test_a_rank_has_its_part_of_weights_and_tokens() -> None:
-    problem = make_problem(CASE, "cpu", seed=1)
+    problem = make_problem(replace(CASE, ranks=3), "cpu", seed=1)
     group = rank(1, 3)
     part = part_of(group, problem)
     assert part.case.shape.intermediate == 8
@@ -80,14 +79,6 @@ def test_a_rank_has_its_part_of_weights_and_tokens() -> None:
     whole, mine = Desk(problem), PartOfTokens(problem, group)
     torch.testing.assert_close(mine.activations(DRAW)[0], whole.activations(DRAW)[0][2:4])
     torch.testing.assert_close(mine.upstream(DRAW), whole.upstream(DRAW)[2:4])
-
-
-def test_every_round_has_other_inputs_which_all_contenders_share(alone: Group) -> None:
-    court: Any = SimpleNamespace(group=alone)
-    drawing = RankRoundJudge(court, lambda name: ())
-    draws = [[drawing.draw(number, name) for name in ("eager", "mine")] for number in range(5)]
-    assert all(eager == mine for eager, mine in draws)
-    assert len({eager for eager, _ in draws}) == 5
 
 
 def test_a_time_is_the_slowest_rank_s_and_a_fault_names_its_rank() -> None:

@@ -8,65 +8,73 @@ from typing import Any
 import pytest
 import torch
 from from_files import from_file
-from split_implementations import fails, fails_alone, forgets, hangs, later, no_weights, spoils, unbiased, wrong
+from split_implementations import (
+    fails,
+    fails_alone,
+    forgets,
+    hangs,
+    later,
+    misrouted,
+    no_weights,
+    spoils,
+    unbiased,
+    wrong,
+)
 
-from swiglu_bench.cases.cases import Case, Dtype, Experts, Extras, Mode, Scope, Shape
+from swiglu_bench import loop
+from swiglu_bench.cases.cases import Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.contenders.split import async_tp
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.run_folder import PARTS
-from swiglu_bench.tasks.tp.plan import ASYNC, SplitPlan
-from swiglu_bench.tasks.tp.run import from_data, take_part
+from swiglu_bench.tasks.tp import ASYNC, SplitCase
+from swiglu_bench.tasks.tp.run import RankGroups, default_rule, tp
 from swiglu_bench.worker import forkserver
+from swiglu_bench.worker.places import Work
 from swiglu_bench.worker.policy import Settings, Task
-from swiglu_bench.worker.ranks import GroupLost, LocalRanks
 
 pytestmark = [
     pytest.mark.timed,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed"),
 ]
 SHAPE = Shape("16x32", 16, 32, "for tests", (8,))
-FORWARD, STEP = (Case(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
-SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r")
+FORWARD, STEP = (SplitCase(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
+SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r", rule=default_rule(0.1))
 WRONG = [from_file(contender) for contender in (fails, forgets, later, no_weights, spoils, wrong)]
-Found = dict[tuple[str, str, bool], Record]
 
 
-class Heard:
-    """What the ranks of a group send."""
+class Measured:
+    """The rows of cases by implementation, mode and way, and what is said while ranks measure them."""
 
     def __init__(
-        self, logs: Path, size: int, cases: tuple[Case, ...], implementations: list[Implementation],
+        self, logs: Path, size: int, cases: tuple[SplitCase, ...], implementations: list[Implementation],
         ways: tuple[bool, ...] = (False,), timeout_s: float = 60.0,
     ) -> None:  # fmt: skip
         forkserver.start("swiglu_bench.tasks.tp.run", "torch.distributed.tensor.parallel", "torch._dynamo")
-        plan = SplitPlan("r", cases, tuple(each.declared() for each in implementations), ways, 0.1, timeout_s)
-        self.rows: Found = {}
-        self.whose, self.machines, self.lost = "", list[dict[str, Any]](), ""
-        ranks = LocalRanks(size, take_part, (plan, SETTINGS, size), timeout_s, logs)
-        self.pids = ranks.pids
-        try:
-            for kind, value in ranks.messages():
-                if kind == "rows":
-                    rows = [from_data(data, {}) for data in value]
-                    self.rows |= {(row.implementation, row.mode, row.sequence_parallel): row for row in rows}
-                elif kind in ("whose", "machines"):
-                    setattr(self, kind, value)
-        except GroupLost as loss:
-            self.lost = str(loss)
-        finally:
-            ranks.end()
+        work = Work(tp, [each.declared() for each in implementations], SETTINGS, timeout_s, logs)
+        split = [replace(case, ranks=size, ways=ways) for case in cases]
+        self.said, self.machines, self.pids = list[str](), list[Any](), dict[int, int]()
+        places = RankGroups(SETTINGS.device, split, {}, self.said.append)
+
+        def met(machines: Any) -> None:
+            assert places._ranks
+            self.machines, self.pids = machines, places._ranks.pids
+
+        places.met = met
+        places.assemble()
+        rows = loop.rows(places, split, work, lambda progress: None, self.said.append)
+        self.rows = {(row.implementation, row.mode, row.sequence_parallel): row for row in rows}
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Heard:
+def two(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     logs, right = tmp_path_factory.mktemp("logs"), [pytorch.eager, pytorch.eager_packed]
-    return Heard(logs, 2, (FORWARD, STEP), [*right, async_tp, *WRONG], (False, True))
+    return Measured(logs, 2, (FORWARD, STEP), [*right, async_tp, *WRONG], (False, True))
 
 
 @pytest.mark.parametrize("mode", ["forward", "step"])
-def test_what_is_right_is_timed_and_taken_apart(two: Heard, mode: str) -> None:
+def test_what_is_right_is_timed_and_taken_apart(two: Measured, mode: str) -> None:
     for (name, of, way), row in two.rows.items():
         if name not in ("eager", "eager-packed") or of != mode:
             continue
@@ -83,7 +91,7 @@ def test_what_is_right_is_timed_and_taken_apart(two: Heard, mode: str) -> None:
         assert (len(row.samples_ms), len(row.twin_ms)) == (row.rounds, row.rounds if name == "eager" else 0)
 
 
-def test_what_is_wrong_costs_its_own_row_and_says_on_which_rank(two: Heard) -> None:
+def test_what_is_wrong_costs_its_own_row_and_says_on_which_rank(two: Measured) -> None:
     found = {name: row for (name, mode, way), row in two.rows.items() if mode == "step" and not way}
     assert {name for name, row in found.items() if row.time_ms is not None} == {"eager", "eager-packed"}
     assert found["fails"].status is Status.ERROR
@@ -97,8 +105,8 @@ def test_what_is_wrong_costs_its_own_row_and_says_on_which_rank(two: Heard) -> N
     assert "no weight gradients" in found["no-weights"].reason
 
 
-def test_the_parent_knows_its_ranks(two: Heard) -> None:
-    assert two.lost == ""
+def test_the_parent_knows_its_ranks_which_have_ended(two: Measured) -> None:
+    assert two.said == []
     assert sorted(two.pids) == [0, 1]
     assert os.getpid() not in two.pids.values()
     assert [machine["torch"] for machine in two.machines] == [torch.__version__] * 2
@@ -110,16 +118,20 @@ def test_the_parent_knows_its_ranks(two: Heard) -> None:
 def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
     extras = Extras(bias=True, limit=1.0, alpha=1.702, interleaved=True)
     shape = replace(SHAPE, experts=Experts(4, 2), extras=extras)
-    cases = tuple(Case(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
-    found = Heard(tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(unbiased)], (True,)).rows
+    cases = tuple(SplitCase(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
+    found = Measured(
+        tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(unbiased), from_file(misrouted)], (True,)
+    ).rows
     for mode in ("forward", "step"):
         for name in ("eager", "grouped"):
             row = found[name, mode, True]
             assert row.status is Status.OK, f"{name}: {row.reason}"
             assert row.time_ms
             assert row.single_ms, row.single_reason
-        assert found["unbiased", mode, True].status is Status.INCORRECT
-        assert "output: on rank" in found["unbiased", mode, True].reason
+            assert row.comm_bytes == (2 if mode == "forward" else 4) * 8 * 2 * 16 * 4, "of all-to-alls"
+        for name in ("unbiased", "misrouted"):
+            assert found[name, mode, True].status is Status.INCORRECT
+            assert "output: on rank" in found[name, mode, True].reason
 
 
 @pytest.mark.parametrize(
@@ -128,14 +140,16 @@ def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
     ids=["hangs", "fails alone"],
 )
 def test_a_rank_that_is_lost_names_itself(contender: Implementation, fact: str, tmp_path: Path) -> None:
-    heard = Heard(tmp_path, 2, (FORWARD,), [pytorch.eager, from_file(contender)], timeout_s=6.0)
-    assert heard.whose == contender.name
-    assert fact in heard.lost
-    assert heard.rows == {}
+    found = Measured(tmp_path, 2, (FORWARD,), [pytorch.eager, from_file(contender)], timeout_s=6.0)
+    lost, eager = found.rows[contender.name, "forward", False], found.rows["eager", "forward", False]
+    assert lost.status is Status.ERROR
+    assert fact in lost.reason
+    assert [contender.name in line for line in found.said] == [True]
+    assert eager.status is Status.OK, eager.reason
 
 
 def test_one_rank_needs_no_collectives(tmp_path: Path) -> None:
-    (row,) = Heard(tmp_path, 1, (STEP,), [pytorch.eager], (True,)).rows.values()
+    (row,) = Measured(tmp_path, 1, (STEP,), [pytorch.eager], (True,)).rows.values()
     assert row.status is Status.OK, row.reason
     assert row.single_ms
     assert row.comm_ms is None

@@ -6,7 +6,7 @@ from places import ROOT
 from specimens import a_split_row
 
 from swiglu_bench.cases import costs
-from swiglu_bench.cases.cases import Case, Dtype, Experts, Mode, Scope, Shape, tensors
+from swiglu_bench.cases.cases import Dtype, Experts, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.machine.machine import DATASHEETS
@@ -14,36 +14,34 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.run_folder import PARTS
-from swiglu_bench.tasks.tp.plan import (
+from swiglu_bench.tasks.tp import (
     COLLECTIVES,
     LOCAL,
     SINGLE,
     TWIN,
     Collective,
+    SplitCase,
     bus_bytes,
     cases_of,
     fill,
     key,
-    kinds,
-    local,
     parse_gpus,
-    tensor_bytes,
 )
 
 SHAPE = Shape("made-up", 16, 96, "for tests", (1, 4, 6))
-SPLIT = Case(Shape("made-up", 1024, 4096, "for tests", ()), 2048, Dtype.BFLOAT16, Scope.MLP, Mode.FORWARD)
+SPLIT = SplitCase(Shape("made-up", 1024, 4096, "for tests", ()), 2048, Dtype.BFLOAT16, Scope.MLP, Mode.FORWARD, ranks=4)
 
 
-def cases(tokens=None, sizes=(2,), by_sequence=True, modes=(Mode.STEP, Mode.FORWARD)):
-    return cases_of([SHAPE], modes, [Dtype.BFLOAT16], tokens, 0, sizes, by_sequence)
+def cases(tokens=None, sizes=(2,), ways=(False, True), modes=(Mode.STEP, Mode.FORWARD)):
+    return cases_of([SHAPE], modes, [Dtype.BFLOAT16], tokens, 0, sizes, ways)
 
 
 def test_forward_comes_first_and_own_token_counts_that_do_not_divide_are_left_out():
     assert [(case.mode, case.tokens) for case in cases()] == [
         (Mode.FORWARD, 4), (Mode.FORWARD, 6), (Mode.STEP, 4), (Mode.STEP, 6),
     ]  # fmt: skip
-    assert [case.tokens for case in cases(sizes=(2, 4), modes=(Mode.STEP,))] == [4]
-    assert [case.tokens for case in cases(by_sequence=False, modes=(Mode.STEP,))] == [1, 4, 6]
+    assert [(case.ranks, case.tokens) for case in cases(sizes=(2, 4), modes=(Mode.STEP,))] == [(2, 4), (4, 4)]
+    assert [case.tokens for case in cases(ways=(False,), modes=(Mode.STEP,))] == [1, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -68,10 +66,10 @@ def test_numbers_of_gpus():
 
 
 def test_collectives_and_what_they_put_on_the_wires():
-    case = cases()[0]
-    assert tensor_bytes(case) == 4 * 16 * 2
-    assert kinds(Mode.FORWARD, False) == (Collective.ALL_REDUCE,)
-    assert kinds(Mode.STEP, True) == (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) * 2
+    forward, *_, step = cases()
+    assert forward.tensor_bytes == 4 * 16 * 2
+    assert forward.collectives(False) == (Collective.ALL_REDUCE,)
+    assert step.collectives(True) == (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) * 2
     # nccl-tests: an all-reduce is a reduce-scatter and an all-gather
     for ranks in (1, 2, 8):
         both = bus_bytes((Collective.ALL_GATHER, Collective.REDUCE_SCATTER), 1000, ranks)
@@ -80,15 +78,15 @@ def test_collectives_and_what_they_put_on_the_wires():
 
 def test_experts_are_split_by_expert_and_rows_travel_in_both_directions():
     shape = replace(SHAPE, experts=Experts(8, 2))
-    (case,) = cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [4], 0, (2,), True)
+    (case,) = cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [4], 0, (2,), (True,))
     assert case.scope is Scope.EXPERTS
-    assert local(case, 2).shape.experts == Experts(4, 2)
-    assert tensor_bytes(case) == 4 * 2 * 16 * 2, "a row for each of a token's experts"
-    these = kinds(case.mode, True, case.scope)
+    assert case.local.shape.experts == Experts(4, 2)
+    assert case.tensor_bytes == 4 * 2 * 16 * 2, "a row for each of a token's experts"
+    these = case.collectives(True)
     assert these == (Collective.ALL_TO_ALL,) * 4
     assert bus_bytes(these, 1000, 2) == 4 * 1000 / 2 / 2, "half of a rank's half stays where it is"
     with pytest.raises(BadInput, match="number of experts 8 is not divisible by 3; give one of 2, 4, 8"):
-        cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [6], 0, (3,), True)
+        cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [6], 0, (3,), (True,))
 
 
 def test_the_document_s_arithmetic_is_that_of_the_costs():
@@ -99,42 +97,33 @@ def test_the_document_s_arithmetic_is_that_of_the_costs():
     head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].splitlines()]
     wires_gbps = {"NVLink, datasheet": 450, "InfiniBand, datasheet": 50}
     for name, wires, *shares in lines:
-        case = Case(load_shapes(name)[0], 16384, Dtype.BFLOAT16, Scope.MLP, Mode.STEP)
+        case = SplitCase(load_shapes(name)[0], 16384, Dtype.BFLOAT16, Scope.MLP, Mode.STEP)
         for column, share in zip(head[2:], shares, strict=True):
             ranks = int(column.split()[0])
             products_s = costs.flops(case, tensors(case.scope)) / ranks / DATASHEETS["H200"].tflops / 1e12
-            wires_s = bus_bytes(kinds(case.mode, False), tensor_bytes(case), ranks) / wires_gbps[wires] / 1e9
+            wires_s = bus_bytes(case.collectives(False), case.tensor_bytes, ranks) / wires_gbps[wires] / 1e9
             assert int(share.strip("%")) == pytest.approx(100 * wires_s / products_s, abs=0.6, rel=0.002)
 
 
 # Figures
 
 
-def row(name: str, **more: object) -> Record:
-    return a_split_row(name, shape="made-up", tokens=2048, device="A GPU", **more)
-
-
-def rounds(**ms: float) -> Rounds:
-    """Twenty rounds in which each takes the same time but for drift that hits all alike."""
-    drift = [1 + 0.01 * (number % 5) for number in range(20)]
+def filled(name: str = "mine", **more: float) -> Record:
+    """A row after twenty rounds in which each takes the same time but for drift that hits all alike."""
+    ms = {key("eager", True): 4.0, key(TWIN, True): 4.0, key("mine", True): 3.0, key("mine", LOCAL): 2.5,
+          key("mine", SINGLE): 9.6, key(COLLECTIVES, True): 1.0}  # fmt: skip
     timings = {
-        name: Timing([Sample(value * factor, 1.0, 1.0, True, None) for factor in drift]) for name, value in ms.items()
+        name: Timing([Sample(value * (1 + 0.01 * (number % 5)), 1.0, 1.0, True, None) for number in range(20)])
+        for name, value in (ms | more).items()
     }
-    return Rounds(timings, "budget")
-
-
-def measured(**more: float) -> Rounds:
-    keys = {key("eager", True): 4.0, key(TWIN, True): 4.0, key("mine", True): 3.0, key("mine", LOCAL): 2.5,
-            key("mine", SINGLE): 9.6, key("eager", LOCAL): 2.5, key("eager", SINGLE): 10.0,
-            key(COLLECTIVES, True): 1.0}  # fmt: skip
-    return rounds(**(keys | more))
+    row = a_split_row(name, shape="made-up", tokens=2048, device="A GPU")
+    fill(row, Rounds(timings, "budget"), SPLIT, 400.0)
+    return row
 
 
 def test_times_ratios_and_parts_are_of_the_same_rounds():
-    mine = row("mine")
-    fill(mine, measured(), SPLIT, "mine", True, 400.0)
-    assert mine.ratio == pytest.approx(0.75)
-    assert mine.verdict == "faster"
+    mine = filled()
+    assert (mine.ratio, mine.verdict) == (pytest.approx(0.75), "faster")
     assert mine.hidden_share == pytest.approx(0.5)  # of 1 ms half is seen behind 2.5 ms
     assert mine.efficiency == pytest.approx(9.6 / 4 / 3)
     assert mine.comm_bytes == 2 * 2048 * 1024 * 2
@@ -142,17 +131,11 @@ def test_times_ratios_and_parts_are_of_the_same_rounds():
     assert mine.bus_ceiling_gbps == 400.0
     assert (len(mine.samples_ms), mine.twin_ms) == (20, ())
     assert {name: len(times) for name, times in mine.series.items()} == dict.fromkeys(PARTS, 20)
-
-
-def test_hidden_is_not_cut_off_where_the_whole_takes_longer_than_its_parts():
-    mine = row("mine")
-    fill(mine, measured(**{key("mine", True): 4.5}), SPLIT, "mine", True, None)
-    assert mine.hidden_share == pytest.approx(-1.0)
+    longer = filled(**{key("mine", True): 4.5})
+    assert longer.hidden_share == pytest.approx(-1.0), "not cut off where the whole takes longer than its parts"
 
 
 def test_asynchronous_compile_is_compared_with_compile_without_collectives():
-    mine = row("compile-async-tp")
     keys = {key("compile-async-tp", True): 2.8, key("compile", LOCAL): 2.4, key("compile", SINGLE): 9.0}
-    fill(mine, measured(**keys), SPLIT, "compile-async-tp", True, None)
-    assert mine.compute_ms == pytest.approx(2.4 * 1.02)
-    assert mine.single_ms == pytest.approx(9.0 * 1.02)
+    mine = filled("compile-async-tp", **keys)
+    assert (mine.compute_ms, mine.single_ms) == pytest.approx((2.4 * 1.02, 9.0 * 1.02))
