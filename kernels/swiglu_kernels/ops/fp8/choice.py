@@ -27,34 +27,27 @@ class Way(NamedTuple):
     """Why not the hand-scheduled kernel, or None."""
 
 
-def glu(operands: Operands, dtype: torch.dtype, has_bias: bool, formula: Formula) -> Way:
-    """Choose for quantised operands, whose results have a dtype of 16 bits."""
-    x, w_gate, _ = operands
-    aside = "kernels are interpreted" if INTERPRETING else hopper_fp8.why_not(*operands, has_bias, formula)
-    return _way(aside, len(x.codes), x.scales.dim() == 2, why_not_by_torch(x, w_gate, dtype, has_bias))
+def glu(
+    given: Operands | torch.Tensor, intermediate: int, blocks: bool, dtype: torch.dtype, has_bias: bool,
+    formula: Formula,
+) -> Way:  # fmt: skip
+    """Choose for quantised operands, or for x that is not quantised yet and others that lie as kernels like.
 
-
-def glu_of_sizes(x: torch.Tensor, intermediate: int, blocks: bool, has_bias: bool, formula: Formula) -> Way:
-    """Choose what `glu` does for x [tokens, hidden], which is not quantised yet, where operands lie as kernels like."""
-    aside = hopper_fp8.why_off(x.device, intermediate, blocks, has_bias, formula)
-    sizes = x.shape[0], x.shape[1], intermediate
-    return _way(aside, x.shape[0], blocks, why_not_sizes(x.device, sizes, blocks, x.dtype, has_bias))
-
-
-def _way(aside: str | None, tokens: int, blocks: bool, unfit: str | None) -> Way:
-    by_torch = blocks and tokens >= TORCH_FROM and not unfit
+    x is [tokens, hidden]; results have a dtype of 16 bits.
+    """
+    if isinstance(given, torch.Tensor):
+        x, aside = given, hopper_fp8.why_off(given.device, intermediate, blocks, has_bias, formula)
+        unfit = why_not_sizes(x.device, (*x.shape, intermediate), blocks, dtype, has_bias)
+    else:
+        x = given[0].codes
+        aside = "kernels are interpreted" if INTERPRETING else hopper_fp8.why_not(*given, has_bias, formula)
+        unfit = why_not_by_torch(given[0], given[1], dtype, has_bias)
+    by_torch = blocks and len(x) >= TORCH_FROM and not unfit
     return Way("hopper" if aside is None else "torch" if by_torch else "portable", aside)
 
 
 def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
-    """Say why a b^T is not PyTorch's product, or return None where it is.
-
-    Args:
-        a: [R, D]; blockwise scales with the rows last.
-        b: [C, D].
-        dtype: of the product.
-        has_bias: whether a bias is added.
-    """
+    """Say why a b^T, of [R, D] and [C, D], is not PyTorch's product of a dtype, or return None where it is."""
     (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
     if why := why_not_sizes(a.codes.device, (rows, depth, columns), blocks, dtype, has_bias):
         return why

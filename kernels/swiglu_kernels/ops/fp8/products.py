@@ -73,9 +73,14 @@ def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations
     run(hopper_fp8.forward_launch, *pairs, out, preactivations if gate.numel() else None)
 
 
+def _schedule(operands: Operands, dtype: torch.dtype, biases: Biases, formula: Formula) -> str:
+    x, w_gate, _ = operands
+    return choice.glu(operands, len(w_gate.codes), x.scales.dim() == 2, dtype, any_of(biases), formula).schedule
+
+
 def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable_fp8.glu_launch`."""
-    schedule = choice.glu(operands, z.dtype, any_of(biases), formula).schedule
+    schedule = _schedule(operands, z.dtype, biases, formula)
     if schedule == "hopper":
         _launch_by_hand(operands, z, preactivations)
     elif schedule == "torch":
@@ -93,7 +98,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     if x.scales.dim() == 1:
         return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
-    schedule = choice.glu(operands, preactivations[0].dtype, any_of(biases), formula).schedule
+    schedule = _schedule(operands, preactivations[0].dtype, biases, formula)
     if schedule == "hopper" and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
         return None
     codes = x.codes.new_empty((tokens, intermediate))

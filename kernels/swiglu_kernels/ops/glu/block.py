@@ -150,9 +150,9 @@ class Gradients:
     def pairs(self) -> tuple[Pair | None, Pair | None]:
         """Those of gate and up: of the weights and of the biases, views of packed ones; None where not wanted."""
         of_weights, of_biases = self.wants("w_gate"), self.wants("bias_gate")
-        like = self.of(("w_gate", "w_up")) if of_weights else self._given[1:3]
-        weights, biases = in_pairs(*like, *self.of(("bias_gate", "bias_up")), self._layout)
-        return weights if of_weights else None, biases if of_biases else None  # type: ignore[return-value]
+        like: Any = self.of(("w_gate", "w_up")) if of_weights else self._given[1:3]
+        made = in_pairs(like[0], like[1], self["bias_gate"], self["bias_up"], self._layout)
+        return made[0] if of_weights else None, made[1] if of_biases else None  # type: ignore[return-value]
 
     def of(self, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
         """Return those of some operands."""
@@ -186,16 +186,17 @@ def check_operands(tensors: Sequence[Any], layout: str, with_down: bool) -> Oper
     if with_down:
         w_down = check_down(down[0], w_gate, x)
         bias_down = check_vector("bias_down", down[1], w_down.shape[0], "the first dimension of w_down", "x", x)
-    biases = (
+    bias_gate, bias_up = (
         check_vector(name, bias, w_gate.shape[0], "the first dimension of w_gate", "x", x)
         for name, bias in (("bias_gate", bias_gate), ("bias_up", bias_up))
     )
-    return Operands(x, w_gate, w_up, *biases, w_down, bias_down)
+    return Operands(x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down)
 
 
 def frozen(given: Operands) -> Operands:
     """Return the operands with weights and biases that want no gradient."""
-    return Operands(given.x, *(None if tensor is None else tensor.detach() for tensor in given[1:]))
+    parameters: Any = (None if tensor is None else tensor.detach() for tensor in given[1:])
+    return Operands(given.x, *parameters)
 
 
 def trains(given: Operands) -> bool:

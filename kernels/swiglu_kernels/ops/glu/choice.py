@@ -138,7 +138,11 @@ def ping_pong(_: TileProblem) -> Choice:
 
 def product_tiles(*schedules: Schedule) -> dict[Schedule, Callable[[TileProblem], tuple[Tile, ...]]]:
     """Return the tiles of schedules of `hopper_products.py`, as `Kernel.by_hand` has them."""
-    return {schedule: lambda _, schedule=schedule: (product_choice(schedule).tile,) for schedule in schedules}
+
+    def tiles_of(_: TileProblem, schedule: Schedule) -> tuple[Tile, ...]:
+        return (product_choice(schedule).tile,)
+
+    return {schedule: partial(tiles_of, schedule=schedule) for schedule in schedules}
 
 
 def _forward_tiles(at: TileProblem, schedule: Schedule) -> tuple[Tile, ...]:
@@ -291,6 +295,6 @@ def resolve(
 def why_weight_grad(x: torch.Tensor, intermediate: int) -> str:
     """Say on what "auto" bases its choice for weight gradients: a tuned choice, or a card that was measured."""
     card = card_of(x.device)
-    if lookup("weight-grad", x, *x.shape, intermediate) is not None:
+    if lookup("weight-grad", x, x.shape[0], x.shape[1], intermediate) is not None:
         return f"tuned on this {card}"
     return cards.measured_on(card) if capability_of(x.device) == MEASURED else here.why_unmeasured(x.device)

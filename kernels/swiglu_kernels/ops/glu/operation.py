@@ -31,8 +31,8 @@ from swiglu_kernels.runtime.shortcuts.plan import run
 
 
 def write_forward(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
-    preactivations: Pair | None, biases: Biases, formula: Formula,
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, preactivations: Pair | None,
+    biases: Biases, formula: Formula,
 ) -> None:  # fmt: skip
     """Write z, and gate and up if they are given, by whatever is fastest for these tensors."""
     chosen = choice.forward(x, w_gate, w_up, z, preactivations is not None, any_of(biases), formula)
@@ -69,34 +69,27 @@ def write_input_grad(
 ) -> None:  # fmt: skip
     """Write d_gate w_gate + d_up w_up to dx."""
     if input_grad == "torch":
-        plan.apply(add_products, d_gate, w_gate, d_up, w_up, dx, returning=sum_of_products)
+        plan.apply(sum_of_products, d_gate, w_gate, d_up, w_up, dx, returning=sum_of_products)
     else:
         run(input_grad_launch, None, d_gate, d_up, w_gate, w_up, dx)
 
 
 def write_weight_grads(
-    d_gate: torch.Tensor, d_up: torch.Tensor, x: torch.Tensor, d_weights: Pair,
-    weight_grad: str,
-) -> None:  # fmt: skip
+    d_gate: torch.Tensor, d_up: torch.Tensor, x: torch.Tensor, d_weights: Pair, weight_grad: str
+) -> None:
     """Write d_gate^T x and d_up^T x to d_weights."""
     if weight_grad != "torch":
         run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
     else:
         for d_preactivation, d_weight in zip((d_gate, d_up), d_weights, strict=True):
-            plan.apply(multiply_transposed, d_preactivation, x, d_weight, returning=product_of_transposed)
+            plan.apply(multiply_transposed, d_preactivation, x, d_weight, returning=multiply_transposed)
 
 
-def add_products(
-    d_gate: torch.Tensor, w_gate: torch.Tensor, d_up: torch.Tensor, w_up: torch.Tensor, dx: torch.Tensor
-) -> None:
-    """Write d_gate w_gate + d_up w_up to dx by PyTorch."""
-    torch.mm(d_gate, w_gate, out=dx)
-    dx.addmm_(d_up, w_up)
-
-
-def sum_of_products(d_gate: torch.Tensor, w_gate: torch.Tensor, d_up: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
-    """Return d_gate w_gate + d_up w_up by PyTorch."""
-    return torch.mm(d_gate, w_gate).addmm_(d_up, w_up)
+def sum_of_products(
+    d_gate: torch.Tensor, w_gate: torch.Tensor, d_up: torch.Tensor, w_up: torch.Tensor, dx: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return d_gate w_gate + d_up w_up by PyTorch, in dx or in a new tensor."""
+    return torch.mm(d_gate, w_gate, out=dx).addmm_(d_up, w_up)
 
 
 def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
@@ -104,14 +97,9 @@ def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor)
     torch.mm(left, right, out=out)
 
 
-def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """Write left^T right to out by PyTorch."""
-    torch.mm(left.t(), right, out=out)
-
-
-def product_of_transposed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return left^T right by PyTorch."""
-    return torch.mm(left.t(), right)
+def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return left^T right by PyTorch, in out or in a new tensor."""
+    return torch.mm(left.t(), right, out=out)
 
 
 def _forward(given: Operands, options: Options, z: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
@@ -157,21 +145,11 @@ GLU = Block("glu", 5, _forward, _backward)
 
 
 def swiglu_glu(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    gate_multiplier: float = 1.0,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-    weight_grad: str = "auto",
-    save: str = "auto",
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
+    limit: float | None = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
     input_grad: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: both products and the gate in one launch.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).
@@ -179,10 +157,8 @@ def swiglu_glu(
     Args:
         x: [..., hidden]; float32, float16 or bfloat16. Strides are taken as they are where the leading dimensions
             collapse into one; otherwise x is copied. Under autocast all operands are cast to its dtype.
-        w_gate: [intermediate, hidden], any strides, dtype and device of x.
-        w_up: as w_gate.
-        bias_gate: [intermediate], any stride, dtype and device of x; None: no bias.
-        bias_up: as bias_gate.
+        w_gate, w_up: [intermediate, hidden], any strides, dtype and device of x.
+        bias_gate, bias_up: [intermediate], any stride, dtype and device of x; None: no bias.
         activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with the tanh approximation).
         gate_multiplier: the gate's pre-activation, bias included, is multiplied by it (Falcon-H1).
         alpha: SiLU becomes gate * sigmoid(alpha * gate) (gpt-oss: 1.702); 1.0 with any other activation.

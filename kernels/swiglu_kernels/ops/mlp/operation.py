@@ -21,25 +21,23 @@ and d_w_up and its columns of d_w_down once and for all; dX is summed over the s
 and rounded once. Where no weight or bias wants a gradient, the backward works through the tokens, and sums nothing.
 """
 
-from collections.abc import Iterator
-
 import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.gate.operation import backward_launch as gate_backward_launch
-from swiglu_kernels.ops.glu.block import Block, Gradients, Operands, Options, Pair, new
+from swiglu_kernels.ops.glu.block import Block, Gradients, Operands, Options, new
 from swiglu_kernels.ops.glu.choice import AUTO
 from swiglu_kernels.ops.glu.operation import (
     multiply,
     multiply_plainly,
     multiply_transposed,
-    product_of_transposed,
     sum_over_tokens,
     write_forward,
     write_input_grad,
     write_weight_grads,
 )
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import Pair
 from swiglu_kernels.ops.mlp import choice
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime.backend import multiprocessors
@@ -51,32 +49,31 @@ TILE = 128
 """A slice of the intermediate dimension has a multiple of so many columns: no tile of any kernel is cut."""
 
 
-def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
-    """Cut the tokens into slices of chunk_tokens, 0 for one slice; no tokens are one empty slice."""
-    step = chunk_tokens or max(tokens, 1)
-    return (slice(first, min(first + step, tokens)) for first in range(0, max(tokens, 1), step))
+def _chunks(size: int, step: int) -> list[slice]:
+    """Cut rows or columns into slices of `step`, 0 for one slice; none of them are one empty slice."""
+    step = step or max(size, 1)
+    return [slice(first, min(first + step, size)) for first in range(0, max(size, 1), step)]
 
 
-def _columns(tokens: int, intermediate: int, chunk_tokens: int, processors: int) -> Iterator[slice]:
+def _columns(tokens: int, intermediate: int, chunk_tokens: int, processors: int) -> list[slice]:
     """Cut the intermediate dimension into slices as large as chunk_tokens of all tokens, 0 for one slice.
 
     Up to an eighth larger, where the tiles of all slices are fewer waves of programs then.
     """
+    if not 0 < chunk_tokens < tokens:
+        return _chunks(intermediate, 0)
 
     def waves_of_all(step: int) -> int:
-        sizes = (min(step, intermediate - first) for first in range(0, intermediate, step))
+        sizes = (part.stop - part.start for part in _chunks(intermediate, step))
         return sum(waves(tokens, size, TILE, TILE, processors) for size in sizes)
 
-    step = max(intermediate, 1)
-    if 0 < chunk_tokens < tokens:
-        least = max(1, -(-intermediate * chunk_tokens // (tokens * TILE)))  # tiles
-        step = min((tiles * TILE for tiles in range(least, least * 9 // 8 + 1)), key=waves_of_all)
-    return (slice(first, min(first + step, intermediate)) for first in range(0, max(intermediate, 1), step))
+    least = max(1, -(-intermediate * chunk_tokens // (tokens * TILE)))  # tiles
+    return _chunks(intermediate, min((tiles * TILE for tiles in range(least, least * 9 // 8 + 1)), key=waves_of_all))
 
 
 def write_hidden_grads(
-    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor,
-    d_up: torch.Tensor, h: torch.Tensor | None, formula: Formula,
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, formula: Formula,
 ) -> None:  # fmt: skip
     """Write d_gate, d_up and, if it is given, h; arguments as of `down_backward_launch`."""
     chosen = choice.hidden_grad(d_out, w_down, [*preactivations, d_gate, d_up, *([] if h is None else [h])], formula)
@@ -87,8 +84,8 @@ def write_hidden_grads(
 
 
 def multiply_and_gate_backward(
-    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor,
-    d_up: torch.Tensor, h: torch.Tensor | None, formula: Formula,
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, formula: Formula,
 ) -> None:  # fmt: skip
     """Write the same by a product of PyTorch and one elementwise launch."""
     d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
@@ -98,6 +95,8 @@ def multiply_and_gate_backward(
 
 def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
     x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down, *_ = given
+    assert w_up is not None
+    assert w_down is not None
     stored = (gate, up) if options.save == "preact" else None
     for rows in _chunks(x.shape[0], options.chunk_tokens):
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
@@ -105,24 +104,20 @@ def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.T
         plan.apply(multiply, h, w_down, bias_down, out[rows], returning=torch.nn.functional.linear)
 
 
-def _parts(
-    d_out: torch.Tensor, w_gate: torch.Tensor, chunk_tokens: int, by_columns: bool
-) -> list[tuple[slice, slice]]:  # fmt: skip
-    """Return the rows and columns of d_gate that the backward makes at a time."""
-    tokens, intermediate = d_out.shape[0], w_gate.shape[0]
-    if not by_columns:
-        return [(rows, slice(0, intermediate)) for rows in _chunks(tokens, chunk_tokens)]
-    processors = multiprocessors(d_out.device)
-    return [(slice(0, tokens), columns) for columns in _columns(tokens, intermediate, chunk_tokens, processors)]
-
-
 def _backward(
     d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Options, in_place: bool
 ) -> None:
-    x, w_gate, w_up, *biases, w_down = given[:6]
+    x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
+    assert w_up is not None
+    assert w_down is not None
     formula = options.formula
     by_columns = any(map(results.wants, ("w_gate", "w_up", "w_down", "bias_gate", "bias_up")))
-    parts = _parts(d_out, w_gate, options.chunk_tokens, by_columns)
+    (tokens, chunk), intermediate = (d_out.shape[0], options.chunk_tokens), w_gate.shape[0]
+    if by_columns:
+        slices = _columns(tokens, intermediate, chunk, multiprocessors(d_out.device))
+        parts = [(slice(0, tokens), columns) for columns in slices]
+    else:
+        parts = [(rows, slice(0, intermediate)) for rows in _chunks(tokens, chunk)]
     sums_dx = by_columns and len(parts) > 1 and results.wants("x")
     dx_sum = d_out.new_zeros((d_out.shape[0], w_gate.shape[1]), dtype=torch.float32) if sums_dx else None
     for rows, columns in parts:
@@ -137,8 +132,8 @@ def _backward(
             assert x_rows is not None, "the recomputation starts from x"
             saved = d_gate, d_up = new(d_out, *size), new(d_out, *size)
             h, wanted_h = new(d_out, *size), None  # the forward makes it
-            of_part = tuple(None if bias is None else bias[columns] for bias in biases)
-            write_forward(x_rows, *weights, h, saved, of_part, formula)
+            of_part = [None if bias is None else bias[columns] for bias in (bias_gate, bias_up)]
+            write_forward(x_rows, *weights, h, saved, (of_part[0], of_part[1]), formula)
         write_hidden_grads(d_out_rows, down, saved, d_gate, d_up, wanted_h, formula)
         if results.wants("w_down"):
             assert h is not None
@@ -168,31 +163,19 @@ def write_down_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor
     if weight_grad == "triton" or by_launch:
         run(down_weight_grad_launch, d_out, h, d_w_down)
     else:
-        plan.apply(multiply_transposed, d_out, h, d_w_down, returning=product_of_transposed)
+        plan.apply(multiply_transposed, d_out, h, d_w_down, returning=multiply_transposed)
 
 
 MLP = Block("mlp", 7, _forward, _backward)
 
 
 def swiglu_mlp(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    bias_down: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    gate_multiplier: float = 1.0,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-    weight_grad: str = "auto",
-    save: str = "auto",
-    input_grad: str = "auto",
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor,
+    bias_gate: torch.Tensor | None = None, bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None,
+    *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: float | None = None,
+    up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto", input_grad: str = "auto",
     chunk_tokens: int | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, ...) w_down^T + bias_down`; source: as of that.
 
     Args:

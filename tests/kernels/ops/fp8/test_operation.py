@@ -1,6 +1,7 @@
 import functools
 from typing import Any
 
+import blocks
 import pytest
 import torch
 from accuracy import DEVICE, FP8_LOST, assert_equal, check_against_reference, poisoned_outputs, random_tensor, same_bits
@@ -26,14 +27,7 @@ def problem(
     dtype: torch.dtype = BFLOAT16, layout: str = "contiguous", gradients: bool = False,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Draw operands by `NAMES`; more columns than one block has, and a last block that is smaller."""
-    wide = functools.partial(random_tensor, dtype=dtype, layout=layout)
-    drawn = [
-        wide(tokens, hidden),
-        wide(intermediate, hidden, scale=hidden**-0.5, seed=1),
-        wide(intermediate, hidden, scale=hidden**-0.5, seed=2),
-        wide(hidden_out, intermediate, scale=intermediate**-0.5, seed=3),
-        *(random_tensor(size, dtype=dtype, seed=4 + at) for at, size in enumerate((intermediate,) * 2 + (hidden_out,))),
-    ]
+    drawn = blocks.problem(tokens, hidden, intermediate, hidden_out, dtype, (layout,) * 4, biased=True)
     return [operand.requires_grad_(gradients) for operand in drawn]
 
 

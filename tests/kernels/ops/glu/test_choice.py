@@ -158,7 +158,9 @@ def _ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_ampere")
 @pytest.mark.parametrize(("tokens", "expected"), [(1, False), (16, False), (17, True), (4096, True)])
-def test_where_nothing_was_measured_torch_multiplies(tokens: int, expected: bool) -> None:
+def test_where_nothing_was_measured_torch_multiplies(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, expected: bool
+) -> None:
     x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
     assert by_torch(x, weight) is expected
     for hidden in (16, 24):  # what `tune` calls shipped is what runs
@@ -169,13 +171,8 @@ def test_where_nothing_was_measured_torch_multiplies(tokens: int, expected: bool
     assert glu_choice.resolve("auto", "auto", "auto", x, 16) == ("torch", "preact", "torch")
     assert hidden_grad_by_torch(x, weight.t(), PLAIN)
     assert here.why_unmeasured(CPU) == "this is compute capability 8.0, and only 9.0 was measured"
-
-
-@pytest.mark.usefixtures("_ampere")
-def test_what_is_tuned_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (glu_choice, mlp_choice):
+    for module in (glu_choice, mlp_choice):  # what is tuned there is used
         monkeypatch.setattr(module, "lookup", lambda *_: Choice("portable", TILE))
-    x, weight = torch.empty(200, 16), torch.empty(16, 16)
     assert not by_torch(x, weight, stored=False)
     assert not hidden_grad_by_torch(x, weight.t(), PLAIN)
 

@@ -46,10 +46,6 @@ class TestWhoMayTakeThem:
         pairs = [(empty(16, 16), empty(16, 16)), (empty(16, 16), empty(16, 16).t())]
         assert "alike" in str(hopper_products.why_not("dW", pairs, [empty(16, 16)], (9, 0)))
 
-    def test_without_gluon_the_reason_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared, "GLUON_MISSING", "there is no Gluon")
-        assert self.why_not(empty(16, 16), empty(16, 16)) == "there is no Gluon"
-
     def test_launches_of_the_backward(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a GPU of 132 multiprocessors; kernels are named only where Gluon is."""
         monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
