@@ -4,8 +4,8 @@ import torch
 
 from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
-from swiglu_kernels.ops.fp8 import choice as fp8_choice
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.choice import way_of_glu
 from swiglu_kernels.ops.gate.formula import Formula, check_formula
 from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.block import as_matrix, needs_backward
@@ -105,7 +105,7 @@ def _of_fp8(
     fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
     x = as_matrix(x)
     tile = fp8_glu_tile(x.shape[0], blocks, capability_of(x.device))
-    schedule, why = fp8_choice.glu(x, intermediate, blocks, x.dtype, has_bias, formula)
+    schedule, why = way_of_glu(x, intermediate, blocks, x.dtype, has_bias, formula)
     kernel = {
         "hopper": "one launch, hand-scheduled for Hopper",
         "torch": f"two products by PyTorch, then the gate's pass ({why})",

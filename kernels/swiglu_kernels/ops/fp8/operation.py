@@ -35,7 +35,7 @@ from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quan
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import check_formula
 from swiglu_kernels.ops.glu import block
-from swiglu_kernels.ops.glu.block import SEPARATE, Gradients, Operands, Options, new
+from swiglu_kernels.ops.glu.block import SEPARATE, Chosen, Gradients, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO, SAVES
 from swiglu_kernels.ops.glu.operation import sum_over_tokens, write_weight_grads
 from swiglu_kernels.ops.glu.portable_forward import Pair
@@ -123,7 +123,7 @@ def _by_rows_of(given: Operands, recipe: str) -> tuple[Quantised, Quantised, Qua
     )
 
 
-def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+def _forward(given: Operands, options: Chosen, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
     operands, formula = _by_rows_of(given, options.recipe), options.formula
     biases = given.bias_gate, given.bias_up
     if given.w_down is None:
@@ -142,7 +142,7 @@ def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.T
 
 
 def _backward(
-    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Options, in_place: bool
+    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
 ) -> None:
     """What is not read any more is given back before the next is allocated."""
     x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
@@ -209,7 +209,7 @@ def _backward(
             plan.apply(sum_over_tokens, gradient, results[name])
 
 
-MLP = block.Block("fp8_mlp", 11, _forward, _backward)
+MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 
 
 @operator("fp8_quantise")

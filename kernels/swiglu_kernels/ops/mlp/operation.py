@@ -25,7 +25,7 @@ import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.gate.operation import backward_launch as gate_backward_launch
-from swiglu_kernels.ops.glu.block import Block, Gradients, Operands, Options, new
+from swiglu_kernels.ops.glu.block import Chosen, GatedOperation, Gradients, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO
 from swiglu_kernels.ops.glu.operation import (
     multiply,
@@ -93,7 +93,7 @@ def multiply_and_gate_backward(
     run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)
 
 
-def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+def _forward(given: Operands, options: Chosen, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
     x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down, *_ = given
     assert w_up is not None
     assert w_down is not None
@@ -105,7 +105,7 @@ def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.T
 
 
 def _backward(
-    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Options, in_place: bool
+    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
 ) -> None:
     x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
     assert w_up is not None
@@ -166,7 +166,7 @@ def write_down_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor
         plan.apply(multiply_transposed, d_out, h, d_w_down, returning=multiply_transposed)
 
 
-MLP = Block("mlp", 7, _forward, _backward)
+MLP = GatedOperation("mlp", 7, _forward, _backward)
 
 
 def swiglu_mlp(
