@@ -4,8 +4,8 @@ import torch
 
 from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
-from swiglu_kernels.ops.fp8 import choice as fp8_choice
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.choice import way_of_glu
 from swiglu_kernels.ops.gate.formula import Formula, check_formula
 from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.block import as_matrix, needs_backward
@@ -28,22 +28,11 @@ FORWARD = {
 
 
 def explain(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    gate_multiplier: float = 1.0,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-    weight_grad: str = "auto",
-    save: str = "auto",
-    input_grad: str = "auto",
-    precision: str = "bf16",
-) -> str:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
+    limit: float | None = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
+    input_grad: str = "auto", precision: str = "bf16",
+) -> str:  # fmt: skip
     """Say which kernels `swiglu_glu` runs for these arguments on this machine, and why; nothing is launched.
 
     Args:
@@ -116,7 +105,7 @@ def _of_fp8(
     fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
     x = as_matrix(x)
     tile = fp8_glu_tile(x.shape[0], blocks, capability_of(x.device))
-    schedule, why = fp8_choice.glu(x, intermediate, blocks, x.dtype, has_bias, formula)
+    schedule, why = way_of_glu(x, intermediate, blocks, x.dtype, has_bias, formula)
     kernel = {
         "hopper": "one launch, hand-scheduled for Hopper",
         "torch": f"two products by PyTorch, then the gate's pass ({why})",
@@ -136,16 +125,9 @@ def _of_fp8(
 
 
 def explain_experts(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    *,
-    activation: str = "silu",
-    recompute: bool = False,
-    precision: str = "bf16",
-) -> str:
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor, *, activation: str = "silu", recompute: bool = False, precision: str = "bf16",
+) -> str:  # fmt: skip
     """Say which kernels `swiglu_experts` runs for these arguments on this machine, and why; nothing is launched.
 
     Args:

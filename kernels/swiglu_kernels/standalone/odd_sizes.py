@@ -351,7 +351,7 @@ def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
             h = at.new("h", at.z_like) if wants_h else None
             silu_mul_backward(at.dz, at.gate, at.up, *outputs, formula, h).run()
             yield at.judged(f"silu_mul backward{', h' if wants_h else ''} {name}", made)
-        yield _gate_backward(at, f"gate backward {name}", down_backward_launch, None, formula)
+        yield _gate_backward(at, f"gate backward {name}", down_backward_launch, formula)
     dx = at.new("dx", at.x_like)
     input_grad_launch(None, at.gate, at.up, at.w_gate, at.w_up, dx).run()
     yield at.judged(f"dX read {label}", {"dx": fp64(at.gate) @ w_gate + fp64(at.up) @ w_up})

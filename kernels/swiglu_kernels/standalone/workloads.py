@@ -31,7 +31,7 @@ class Runnable(Protocol):
 class ByTorch:
     """The same by PyTorch's products."""
 
-    function: Callable[..., None]
+    function: Callable[..., object]
     arguments: tuple[Any, ...]
 
     def run(self) -> None:

@@ -114,7 +114,7 @@ def test_options_reach_the_operator(cls, options):
     module = built(cls, **dict(zip(("weight_grad", "save", "input_grad"), options, strict=True)))
     with OptionsSeen() as seen:
         module(hidden_states(3))
-    assert seen.values - {"separate", "packed"} == set(options)
+    assert seen.values - {"", "separate", "packed"} == set(options)
 
 
 def test_state_dict_is_that_of_the_stock_mlp():

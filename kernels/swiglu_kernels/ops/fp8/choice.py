@@ -27,7 +27,7 @@ class Way(NamedTuple):
     """Why not the hand-scheduled kernel, or None."""
 
 
-def glu(
+def way_of_glu(
     given: Operands | torch.Tensor, intermediate: int, blocks: bool, dtype: torch.dtype, has_bias: bool,
     formula: Formula,
 ) -> Way:  # fmt: skip

@@ -35,9 +35,10 @@ from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quan
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import check_formula
 from swiglu_kernels.ops.glu import block
-from swiglu_kernels.ops.glu.block import SEPARATE, Gradients, Operands, Options, new
+from swiglu_kernels.ops.glu.block import SEPARATE, Chosen, Gradients, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO, SAVES
 from swiglu_kernels.ops.glu.operation import sum_over_tokens, write_weight_grads
+from swiglu_kernels.ops.glu.portable_forward import Pair
 from swiglu_kernels.ops.mlp.operation import write_down_grad
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for, capability_of
@@ -114,12 +115,15 @@ def hand(operand: Quantised, name: str, row: torch.Tensor | None = None) -> None
 
 def _by_rows_of(given: Operands, recipe: str) -> tuple[Quantised, Quantised, Quantised]:
     """Quantise x and the weights of gate and up, as far as they are not."""
-    operands = ("x", given.x, given.s_x), ("w_gate", given.w_gate, given.s_gate), ("w_up", given.w_up, given.s_up)
-    x, w_gate, w_up = (_by_rows(name, tensor, scales, recipe) for name, tensor, scales in operands)
-    return x, w_gate, w_up
+    assert given.w_up is not None, "no packed layout has fp8"
+    return (
+        _by_rows("x", given.x, given.s_x, recipe),
+        _by_rows("w_gate", given.w_gate, given.s_gate, recipe),
+        _by_rows("w_up", given.w_up, given.s_up, recipe),
+    )
 
 
-def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+def _forward(given: Operands, options: Chosen, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
     operands, formula = _by_rows_of(given, options.recipe), options.formula
     biases = given.bias_gate, given.bias_up
     if given.w_down is None:
@@ -138,15 +142,11 @@ def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.T
 
 
 def _backward(
-    d_out: torch.Tensor,
-    given: Operands,
-    preactivations: block.Pair,
-    results: Gradients,
-    options: Options,
-    in_place: bool,
+    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
 ) -> None:
     """What is not read any more is given back before the next is allocated."""
     x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
+    assert w_up is not None, "no packed layout has fp8"
     recipe, weight_grad, formula = options.recipe, options.weight_grad, options.formula
     keep, in_fp8 = options.save == "preact", weight_grad == "fp8"
     tokens, intermediate = d_out.shape[0], w_gate.shape[0]
@@ -209,7 +209,7 @@ def _backward(
             plan.apply(sum_over_tokens, gradient, results[name])
 
 
-MLP = block.Block("fp8_mlp", 11, _forward, _backward)
+MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 
 
 @operator("fp8_quantise")
@@ -296,23 +296,11 @@ Operand = torch.Tensor | Quantised
 
 
 def swiglu_mlp_fp8(
-    x: Operand,
-    w_gate: Operand,
-    w_up: Operand,
-    w_down: Operand | None,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    bias_down: torch.Tensor | None = None,
-    *,
-    recipe: str,
-    activation: str = "silu",
-    gate_multiplier: float = 1.0,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-    weight_grad: str = AUTO,
-    save: str = AUTO,
-) -> torch.Tensor:
+    x: Operand, w_gate: Operand, w_up: Operand, w_down: Operand | None, bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None, *, recipe: str,
+    activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: float | None = None,
+    up_offset: float = 0.0, weight_grad: str = AUTO, save: str = AUTO,
+) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_mlp(x, w_gate, w_up, w_down, ...)` with the operands of every product in fp8.
 
     `reference.swiglu_mlp_fp8` is the definition, `reference.quantise` that of the recipes, with their sources.
@@ -369,7 +357,8 @@ def _given(
     operands: tuple[Any, ...], biases: tuple[Any, ...], recipe: str
 ) -> tuple[Operands, list[torch.Tensor | None]]:  # fmt: skip
     """Return the operands, checked, in fp8 as codes; and the scales of those four that may be."""
-    given, scales = list(operands), [None] * 4
+    given = list(operands)
+    scales: list[torch.Tensor | None] = [None] * 4
     for at, operand in enumerate(given):
         if isinstance(operand, tuple):
             given[at], scales[at] = _check_quantised(_NAMES[at], operand, recipe, at > 0)
@@ -390,19 +379,14 @@ def _given(
     )
     sizes = [("hidden", w_gate.shape[1]), ("intermediate", w_gate.shape[0])]
     check("x", shapes.x, sizes if w_down is None else [*sizes, ("hidden_out", w_down.shape[0])])
-    return Operands(*given[:3], shapes.bias_gate, shapes.bias_up, given[3], shapes.bias_down), scales
+    x, w_gate, w_up, w_down = given
+    return Operands(x, w_gate, w_up, shapes.bias_gate, shapes.bias_up, w_down, shapes.bias_down), scales
 
 
 def swiglu_glu_fp8(
-    x: Operand,
-    w_gate: Operand,
-    w_up: Operand,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    *,
-    recipe: str,
-    **options: Any,
-) -> torch.Tensor:
+    x: Operand, w_gate: Operand, w_up: Operand, bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None, *, recipe: str, **options: Any,
+) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_glu(x, w_gate, w_up, ...)`, [..., intermediate], with x and weights in fp8: `swiglu_mlp_fp8`.
 
     Arguments, result and errors are those of that function.

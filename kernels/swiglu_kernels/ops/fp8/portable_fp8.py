@@ -236,8 +236,9 @@ def glu_launch(
     tile = fp8_glu_tile(x[0].shape[0], x[1].dim() == 2, capability_of(x[0].device))
     strides = [[part.stride() for part in weight] for weight in (w_gate, w_up)]
     assert strides[0] == strides[1], "one pair of strides serves both"
-    others = {"other_ptr": other, "other_scales_ptr": other_scales, "z_ptr": z, "z_scales_ptr": z_scales}
-    others |= {"gate_ptr": gate, "up_ptr": up, "STORE_PREACT": gate.numel() > 0, "STORE_CODES": z_scales is not None}
+    others: dict[str, Any] = {"other_ptr": other, "other_scales_ptr": other_scales}
+    others |= {"z_ptr": z, "z_scales_ptr": z_scales, "STORE_CODES": z_scales is not None}
+    others |= {"gate_ptr": gate, "up_ptr": up, "STORE_PREACT": gate.numel() > 0}
     return _launch(_glu_kernel, x, w_gate, tile, others | bias_arguments(biases), formula)
 
 
@@ -254,7 +255,7 @@ def hidden_grad_launch(
     """
     gate, up = preactivations
     tile = fp8_product_tile(d_gate.shape[0], capability_of(d_gate.device))
-    others = {"gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
+    others: dict[str, Any] = {"gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
     others |= {"h_ptr": d_gate if h is None else h, "STORE_H": h is not None}
     return _launch(_hidden_grad_kernel, d_out, w_down, tile, others, formula)
 

@@ -75,7 +75,7 @@ def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations
 
 def _schedule(operands: Operands, dtype: torch.dtype, biases: Biases, formula: Formula) -> str:
     x, w_gate, _ = operands
-    return choice.glu(operands, len(w_gate.codes), x.scales.dim() == 2, dtype, any_of(biases), formula).schedule
+    return choice.way_of_glu(operands, len(w_gate.codes), x.scales.dim() == 2, dtype, any_of(biases), formula).schedule
 
 
 def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:

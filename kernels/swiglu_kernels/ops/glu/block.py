@@ -1,7 +1,7 @@
 """What the operations of x with gate and up weights share: operators, autograd, checks and calls.
 
-`swiglu_glu`, `swiglu_glu_packed`, `swiglu_mlp` and those in fp8 are one operation of `Operands` and `Options`. A
-`Block` is one of them: it adds what writes the outputs and the gradients.
+`swiglu_glu`, `swiglu_glu_packed`, `swiglu_mlp` and those in fp8 are one operation of `Operands` and `Chosen`. A
+`GatedOperation` is one of them: it adds what writes the outputs and the gradients.
 """
 
 import inspect
@@ -51,7 +51,7 @@ SAVED = 6
 """Operands that a backward takes: all up to w_down."""
 
 
-class Options(NamedTuple):
+class Chosen(NamedTuple):
     """What else an operator takes: no "auto" for `save`; the gate's numbers; `recipe` of fp8."""
 
     weight_grad: str
@@ -116,7 +116,7 @@ def _intermediate(w_gate: torch.Tensor, layout: str) -> int:
 class Gradients:
     """The gradients of operands by name, each allocated when it is first asked for, empty where it is not wanted."""
 
-    def __init__(self, d_out: torch.Tensor, given: Operands, needs: Sequence[bool], options: Options) -> None:
+    def __init__(self, d_out: torch.Tensor, given: Operands, needs: Sequence[bool], options: Chosen) -> None:
         """`needs` says which operands want one."""
         (tokens, features), (w_gate, layout) = d_out.shape, (given.w_gate, options.layout)
         size, hidden = _intermediate(w_gate, layout), w_gate.shape[0 if layout == "transposed" else 1]
@@ -150,9 +150,9 @@ class Gradients:
     def pairs(self) -> tuple[Pair | None, Pair | None]:
         """Those of gate and up: of the weights and of the biases, views of packed ones; None where not wanted."""
         of_weights, of_biases = self.wants("w_gate"), self.wants("bias_gate")
-        like = self.of(("w_gate", "w_up")) if of_weights else self._given[1:3]
-        weights, biases = in_pairs(*like, *self.of(("bias_gate", "bias_up")), self._layout)
-        return weights if of_weights else None, biases if of_biases else None  # type: ignore[return-value]
+        like: Any = self.of(("w_gate", "w_up")) if of_weights else self._given[1:3]
+        made = in_pairs(like[0], like[1], self["bias_gate"], self["bias_up"], self._layout)
+        return made[0] if of_weights else None, made[1] if of_biases else None  # type: ignore[return-value]
 
     def of(self, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
         """Return those of some operands."""
@@ -165,7 +165,7 @@ def wanted_of(needs: Sequence[bool], weight_grad: str) -> list[str]:
     return [name for name, need in zip(NAMES, needs, strict=False) if need and name not in without]
 
 
-def outputs(given: Operands, options: Options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def outputs(given: Operands, options: Chosen) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Allocate the result, gate and up; gate and up are empty unless they are kept."""
     x, size = given.x, _intermediate(given.w_gate, options.layout)
     dtype = x.dtype if given.s_x is None else torch.bfloat16
@@ -186,16 +186,17 @@ def check_operands(tensors: Sequence[Any], layout: str, with_down: bool) -> Oper
     if with_down:
         w_down = check_down(down[0], w_gate, x)
         bias_down = check_vector("bias_down", down[1], w_down.shape[0], "the first dimension of w_down", "x", x)
-    biases = (
+    bias_gate, bias_up = (
         check_vector(name, bias, w_gate.shape[0], "the first dimension of w_gate", "x", x)
         for name, bias in (("bias_gate", bias_gate), ("bias_up", bias_up))
     )
-    return Operands(x, w_gate, w_up, *biases, w_down, bias_down)
+    return Operands(x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down)
 
 
 def frozen(given: Operands) -> Operands:
     """Return the operands with weights and biases that want no gradient."""
-    return Operands(given.x, *(None if tensor is None else tensor.detach() for tensor in given[1:]))
+    parameters: Any = (None if tensor is None else tensor.detach() for tensor in given[1:])
+    return Operands(given.x, *parameters)
 
 
 def trains(given: Operands) -> bool:
@@ -204,7 +205,7 @@ def trains(given: Operands) -> bool:
     return any(weight is not None and weight.requires_grad for weight in weights)
 
 
-class Block:
+class GatedOperation:
     """An operation: its operator, whose first output is differentiable, and that of its backward."""
 
     def __init__(self, name: str, tensors: int, forward: Callable[..., None], backward: Callable[..., None]) -> None:
@@ -224,7 +225,7 @@ class Block:
         names = NAMES[:tensors]
 
         def begun(*arguments: Any) -> tuple[Any, ...]:
-            given, options = Operands(*arguments[:tensors]), Options(*arguments[tensors:])
+            given, options = Operands(*arguments[:tensors]), Chosen(*arguments[tensors:])
             return given, options, outputs(given, options)
 
         def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -234,7 +235,7 @@ class Block:
 
         def begun_backward(d_out: torch.Tensor, *arguments: Any) -> tuple[Any, ...]:
             given, (gate, up, needs, *others) = Operands(*arguments[:SAVED]), arguments[SAVED:]
-            return given, (gate, up), Gradients(d_out, given, needs, Options(*others)), Options(*others)
+            return given, (gate, up), Gradients(d_out, given, needs, Chosen(*others)), Chosen(*others)
 
         def run_backward(d_out: torch.Tensor, *arguments: Any, in_place: bool = False) -> tuple[torch.Tensor, ...]:
             given, preactivations, results, options = begun_backward(d_out, *arguments)
@@ -316,11 +317,11 @@ class Block:
 def _operator(
     name: str, tensors: dict[str, Any], results: int, function: Callable[..., Any], fake: Callable[..., Any]
 ) -> Operator:
-    """Make an operator of these tensors and of `Options`."""
+    """Make an operator of these tensors and of `Chosen`."""
     signature = inspect.Signature(
         [
             inspect.Parameter(parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
-            for parameter, annotation in (tensors | Options.__annotations__).items()
+            for parameter, annotation in (tensors | Chosen.__annotations__).items()
         ],
         return_annotation=tuple[(torch.Tensor,) * results],  # type: ignore[misc]
     )

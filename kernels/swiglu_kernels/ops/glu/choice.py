@@ -14,9 +14,10 @@ directions; only the forward of up to UNMEASURED_TOKENS tokens is one launch. A 
 Measurements: kernels/NOTES.md ("Which kernel") and results/nvidia-h200/parts.csv.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -136,9 +137,14 @@ def ping_pong(_: TileProblem) -> Choice:
     return product_choice("ping-pong")
 
 
-def product_tiles(*schedules: Schedule) -> dict[Schedule, Callable[[TileProblem], tuple[Tile, ...]]]:
-    """Return the tiles of schedules of `hopper_products.py`, as `Kernel.by_hand` has them."""
-    return {schedule: lambda _, schedule=schedule: (product_choice(schedule).tile,) for schedule in schedules}
+def products_by_hand(admitted_as: str, *schedules: Schedule) -> dict[str, Any]:
+    """Return what `Kernel` has of schedules of `hopper_products.py`, admitted by this name."""
+
+    def tiles_of(_: TileProblem, schedule: Schedule) -> tuple[Tile, ...]:
+        return (product_choice(schedule).tile,)
+
+    by_hand = {schedule: partial(tiles_of, schedule=schedule) for schedule in schedules}
+    return {"by_hand": by_hand, "admitted_as": dict.fromkeys(schedules, admitted_as)}
 
 
 def _forward_tiles(at: TileProblem, schedule: Schedule) -> tuple[Tile, ...]:
@@ -151,15 +157,7 @@ def _forward_tiles(at: TileProblem, schedule: Schedule) -> tuple[Tile, ...]:
     return (hopper_row.tile_for(at.intermediate, at.multiprocessors),) if few else ()
 
 
-def _forward(at: TileProblem, aligned: bool) -> Tile:
-    return forward_tile(*at.sizes, at.dtype, at.capability, aligned, at.multiprocessors)
-
-
-def _recompute(at: TileProblem, aligned: bool) -> Tile:
-    return recompute_tile(at.tokens, at.dtype, at.capability, aligned)
-
-
-def _input_grad(at: TileProblem, aligned: bool, on_the_fly: bool = False) -> Tile:
+def _input_grad(at: TileProblem, aligned: bool, on_the_fly: bool) -> Tile:
     return input_grad_tile(at.tokens, at.dtype, at.capability, aligned, on_the_fly)
 
 
@@ -168,22 +166,26 @@ def _weight_grad(at: TileProblem, aligned: bool) -> Tile:
 
 
 _forward_kernel = Kernel(
-    "tokens", 2, 1, 2, _forward, parts=True, by_torch=_plain_forward_is_by_torch,
+    "tokens", 2, 1, 2,
+    lambda at, aligned: forward_tile(*at.sizes, at.dtype, at.capability, aligned, at.multiprocessors),
+    parts=True, by_torch=_plain_forward_is_by_torch,
     by_hand={name: partial(_forward_tiles, schedule=name) for name in FORWARDS}, admitted_as=FORWARDS,
     shipped_by_hand=partial(forward_by_hand, stores_preact=False), most_shares=hopper_transposed.MOST_SHARES,
 )  # fmt: skip
 KERNELS |= {
     "forward": _forward_kernel,
     "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(forward_by_hand, stores_preact=True)),
-    "recompute": Kernel("tokens", 2, 1, 2, _recompute),
+    "recompute": Kernel(
+        "tokens", 2, 1, 2, lambda at, aligned: recompute_tile(at.tokens, at.dtype, at.capability, aligned)
+    ),
     "input-grad": Kernel(
-        "tokens", 1, 1, 1, _input_grad, by_hand=product_tiles("ping-pong", "cooperative"),
-        admitted_as={"ping-pong": "dX", "cooperative": "dX"}, shipped_by_hand=_sum_by_hand,
+        "tokens", 1, 1, 1, partial(_input_grad, on_the_fly=False), shipped_by_hand=_sum_by_hand,
+        **products_by_hand("dX", "ping-pong", "cooperative"),
     ),
     "input-grad-fused": Kernel("tokens", 2, 3, 2, partial(_input_grad, on_the_fly=True), on_the_fly=True),
     "weight-grad": Kernel(
-        "intermediate", 2, 2, 1, _weight_grad, by_torch=weight_grad_is_by_torch, by_hand=product_tiles("ping-pong"),
-        admitted_as={"ping-pong": "dW"}, shipped_by_hand=ping_pong,
+        "intermediate", 2, 2, 1, _weight_grad, by_torch=weight_grad_is_by_torch, shipped_by_hand=ping_pong,
+        **products_by_hand("dW", "ping-pong"),
     ),
     "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
 }  # fmt: skip
@@ -291,6 +293,6 @@ def resolve(
 def why_weight_grad(x: torch.Tensor, intermediate: int) -> str:
     """Say on what "auto" bases its choice for weight gradients: a tuned choice, or a card that was measured."""
     card = card_of(x.device)
-    if lookup("weight-grad", x, *x.shape, intermediate) is not None:
+    if lookup("weight-grad", x, x.shape[0], x.shape[1], intermediate) is not None:
         return f"tuned on this {card}"
     return cards.measured_on(card) if capability_of(x.device) == MEASURED else here.why_unmeasured(x.device)

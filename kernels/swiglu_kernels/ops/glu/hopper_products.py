@@ -379,7 +379,8 @@ def sum_launch(
     """
     if accumulate:
         return _launch(pairs, [out], "ping-pong", accumulate=True)
-    return _launch(pairs, [out], schedule or sum_schedule(*out.shape, multiprocessors(out.device)), tile=tile)
+    schedule = schedule or sum_schedule(out.shape[0], out.shape[1], multiprocessors(out.device))
+    return _launch(pairs, [out], schedule, tile=tile)
 
 
 def sum_schedule(rows: int, columns: int, processors: int) -> Literal["ping-pong", "cooperative"]:

@@ -14,6 +14,7 @@ Measured on an H200: NOTES.md.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -385,7 +386,8 @@ def forward_launch(
         if tile.rows == run and run % PART:
             blocks[f"{name}_tail"] = output, PART // 2, FEATURES
     sums = x.new_empty((rest * shares, 2, FEATURES, tile.rows), dtype=torch.float32) if shares > 1 else None
-    others = {"M": M, "N": N, "shares": shares, "GROUP": tile.group, "STORE_PREACT": preactivations is not None}
+    others: dict[str, Any] = {"M": M, "N": N, "shares": shares, "GROUP": tile.group}
+    others |= {"STORE_PREACT": preactivations is not None}
     join = None
     if sums is not None:  # adds up the shares of the last wave's tiles and applies the gate
         gate, up = preactivations or (z, z)  # never touched without STORE_PREACT

@@ -23,7 +23,7 @@ from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
 from swiglu_kernels.ops.gate.operation import gate_gradients
 from swiglu_kernels.ops.glu import choice
-from swiglu_kernels.ops.glu.block import Block, Gradients, Operands, Options, in_pairs, new
+from swiglu_kernels.ops.glu.block import Chosen, GatedOperation, Gradients, Operands, in_pairs, new
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of, forward_launch, recompute_launch
 from swiglu_kernels.runtime.shortcuts import plan
@@ -102,13 +102,13 @@ def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tens
     return torch.mm(left.t(), right, out=out)
 
 
-def _forward(given: Operands, options: Options, z: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+def _forward(given: Operands, options: Chosen, z: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
     weights, biases = in_pairs(*given[1:5], options.layout)
     write_forward(given.x, *weights, z, (gate, up) if options.save == "preact" else None, biases, options.formula)
 
 
 def _backward(
-    dz: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Options, in_place: bool
+    dz: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
 ) -> None:
     x, (gate, up), formula, fused = given.x, preactivations, options.formula, options.input_grad == "fused"
     (w_gate, w_up), biases = in_pairs(*given[1:5], options.layout)
@@ -141,25 +141,15 @@ def _backward(
         write_weight_grads(d_gate, d_up, x, d_weights, options.weight_grad)
 
 
-GLU = Block("glu", 5, _forward, _backward)
+GLU = GatedOperation("glu", 5, _forward, _backward)
 
 
 def swiglu_glu(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    gate_multiplier: float = 1.0,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-    weight_grad: str = "auto",
-    save: str = "auto",
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
+    limit: float | None = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
     input_grad: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: both products and the gate in one launch.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).

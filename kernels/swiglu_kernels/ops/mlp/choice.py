@@ -7,7 +7,7 @@ import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_products
-from swiglu_kernels.ops.glu.choice import ONLY_PLAIN, ping_pong, product_choice, product_tiles
+from swiglu_kernels.ops.glu.choice import ONLY_PLAIN, ping_pong, product_choice, products_by_hand
 from swiglu_kernels.runtime.backend import INTERPRETING
 from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import cards, here
@@ -21,7 +21,7 @@ from swiglu_kernels.tiles.candidates import (
     by_hand_is_possible,
     rows_begin_at,
 )
-from swiglu_kernels.tiles.rules import Tile, down_backward_tile, down_weight_grad_tile
+from swiglu_kernels.tiles.rules import down_backward_tile, down_weight_grad_tile
 from swiglu_kernels.tiles.tuning import lookup
 
 
@@ -48,22 +48,14 @@ def _gate_by_hand(at: TileProblem) -> Choice | None:
     return product_choice("gate") if hopper_products.gate_pays(at.tokens, at.intermediate) else None
 
 
-def _down_backward(at: TileProblem, aligned: bool) -> Tile:
-    return down_backward_tile(at.tokens, at.dtype, at.capability, aligned)
-
-
-def _down_weight_grad(at: TileProblem, aligned: bool) -> Tile:
-    return down_weight_grad_tile(at.hidden, at.dtype, at.capability, aligned)
-
-
 KERNELS |= {
     "mlp-hidden-grad": Kernel(
-        "tokens", 1, 1, 1, _down_backward, by_torch=hidden_grad_is_by_torch, by_hand=product_tiles("gate"),
-        admitted_as={"gate": "hidden gradient"}, shipped_by_hand=_gate_by_hand,
+        "tokens", 1, 1, 1, lambda at, aligned: down_backward_tile(at.tokens, at.dtype, at.capability, aligned),
+        by_torch=hidden_grad_is_by_torch, shipped_by_hand=_gate_by_hand, **products_by_hand("hidden gradient", "gate"),
     ),
     "mlp-weight-grad": Kernel(
-        "hidden", 1, 1, 1, _down_weight_grad, by_torch=down_weight_grad_is_by_torch, by_hand=product_tiles("ping-pong"),
-        admitted_as={"ping-pong": "dW"}, shipped_by_hand=ping_pong,
+        "hidden", 1, 1, 1, lambda at, aligned: down_weight_grad_tile(at.hidden, at.dtype, at.capability, aligned),
+        by_torch=down_weight_grad_is_by_torch, shipped_by_hand=ping_pong, **products_by_hand("dW", "ping-pong"),
     ),
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.gate.operation import backward_launch as gate_backward_launch
-from swiglu_kernels.ops.glu.block import Block, Gradients, Operands, Options, Pair, new
+from swiglu_kernels.ops.glu.block import Chosen, GatedOperation, Gradients, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO
 from swiglu_kernels.ops.glu.operation import (
     multiply,
@@ -37,6 +37,7 @@ from swiglu_kernels.ops.glu.operation import (
     write_weight_grads,
 )
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import Pair
 from swiglu_kernels.ops.mlp import choice
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime.backend import multiprocessors
@@ -92,8 +93,10 @@ def multiply_and_gate_backward(
     run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)
 
 
-def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+def _forward(given: Operands, options: Chosen, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
     x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down, *_ = given
+    assert w_up is not None
+    assert w_down is not None
     stored = (gate, up) if options.save == "preact" else None
     for rows in _chunks(x.shape[0], options.chunk_tokens):
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
@@ -102,9 +105,11 @@ def _forward(given: Operands, options: Options, out: torch.Tensor, gate: torch.T
 
 
 def _backward(
-    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Options, in_place: bool
+    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
 ) -> None:
-    x, w_gate, w_up, *biases, w_down = given[:6]
+    x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
+    assert w_up is not None
+    assert w_down is not None
     formula = options.formula
     by_columns = any(map(results.wants, ("w_gate", "w_up", "w_down", "bias_gate", "bias_up")))
     (tokens, chunk), intermediate = (d_out.shape[0], options.chunk_tokens), w_gate.shape[0]
@@ -127,8 +132,8 @@ def _backward(
             assert x_rows is not None, "the recomputation starts from x"
             saved = d_gate, d_up = new(d_out, *size), new(d_out, *size)
             h, wanted_h = new(d_out, *size), None  # the forward makes it
-            of_part = tuple(None if bias is None else bias[columns] for bias in biases)
-            write_forward(x_rows, *weights, h, saved, of_part, formula)
+            of_part = [None if bias is None else bias[columns] for bias in (bias_gate, bias_up)]
+            write_forward(x_rows, *weights, h, saved, (of_part[0], of_part[1]), formula)
         write_hidden_grads(d_out_rows, down, saved, d_gate, d_up, wanted_h, formula)
         if results.wants("w_down"):
             assert h is not None
@@ -161,28 +166,16 @@ def write_down_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor
         plan.apply(multiply_transposed, d_out, h, d_w_down, returning=multiply_transposed)
 
 
-MLP = Block("mlp", 7, _forward, _backward)
+MLP = GatedOperation("mlp", 7, _forward, _backward)
 
 
 def swiglu_mlp(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None,
-    bias_down: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    gate_multiplier: float = 1.0,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-    weight_grad: str = "auto",
-    save: str = "auto",
-    input_grad: str = "auto",
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor,
+    bias_gate: torch.Tensor | None = None, bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None,
+    *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: float | None = None,
+    up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto", input_grad: str = "auto",
     chunk_tokens: int | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, ...) w_down^T + bias_down`; source: as of that.
 
     Args:
