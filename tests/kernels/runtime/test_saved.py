@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, swiglu_glu, swiglu_glu_packed, swiglu_mlp
 from swiglu_kernels.ops.gate.formula import PLAIN
-from swiglu_kernels.runtime import saved
-from swiglu_kernels.runtime.shortcuts import door, plan, repeat
+from swiglu_kernels.runtime import operator
+from swiglu_kernels.runtime.shortcuts import door, plan
 
 HIDDEN, INTERMEDIATE = 32, 48
 OPERATIONS = {
@@ -33,13 +33,13 @@ def operands(operation, dtype=torch.float32):
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each backward may overwrite gate and up."""
     given: list[bool] = []
-    may_overwrite = saved.may_overwrite
+    may_overwrite = operator.may_overwrite
 
     def noted(*arguments: Any) -> bool:
         given.append(may_overwrite(*arguments))
         return given[-1]
 
-    monkeypatch.setattr(saved, "may_overwrite", noted)
+    monkeypatch.setattr(operator, "may_overwrite", noted)
     return given
 
 
@@ -48,7 +48,7 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Through the dispatcher, or past it from the second call on."""
     if request.param:
         monkeypatch.setattr(door, "_shut", False)
-        monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
+        monkeypatch.setattr(door, "on_gpu", lambda _: True)
     plan.forget()
     yield range(2)
     plan.forget()
@@ -156,7 +156,7 @@ def _gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tens
 
 def test_whoever_escapes_the_count_meets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The versions say that gate and up changed."""
-    monkeypatch.setattr(saved, "_ALONE", (99, 99, 99))
+    monkeypatch.setattr(operator, "_ALONE", (99, 99, 99))
     factor = torch.ones((), device=DEVICE, requires_grad=True)
     out = swiglu_glu(*operands(swiglu_glu), save="preact")
     other = (gate_and_up(out)[0] * factor).sum()

@@ -37,9 +37,8 @@ from swiglu_kernels.ops.glu.operation import as_matrix, like_leading, needs_back
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_experts, check_option
-from swiglu_kernels.runtime.operator import operator
-from swiglu_kernels.runtime.saved import call_and_keep, register, save
-from swiglu_kernels.runtime.shortcuts import plan, repeat
+from swiglu_kernels.runtime.operator import call_and_keep, operator, register, save
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.series import Series
 
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_experts}
@@ -276,14 +275,14 @@ def swiglu_experts(
     """
     tensors, biases = (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down)
     gate, options = (activation, 1.0, alpha, limit, up_offset), (interleaved, recompute, backend, precision)
-    kind, again = repeat.find("experts", tensors, biases, (*gate, *options))
+    kind, again = door.find("experts", tensors, biases, (*gate, *options))
     if again is not None:
         return again(*tensors[:4], *biases, top_k_index)
     return _first_call(kind, tensors, biases, gate, options)
 
 
 def _first_call(
-    kind: repeat.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
+    kind: door.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
     options: tuple[bool, bool, str | None, str],
 ) -> torch.Tensor:  # fmt: skip
     """Check the arguments, choose kernels, call the operator, and let calls of this kind be made again."""
@@ -328,11 +327,11 @@ def _first_call(
     others = tile_rows, keep, keep_y, backend, interleaved, precision, formula.numbers
     out = call_and_keep(_experts, *operands, *others)
     if kind is not None and not in_fp8:
-        repeat.remember(kind, of_matrix(x, _again(others, with_grad)))
+        door.remember(kind, of_matrix(x, _again(others, with_grad)))
     return like_leading(out, x)
 
 
-def _again(options: Sequence[Any], with_grad: bool) -> repeat.Again:
+def _again(options: Sequence[Any], with_grad: bool) -> door.Again:
     """Return what makes a call of a kind again."""
     series = Series()
 

@@ -55,8 +55,7 @@ from swiglu_kernels.ops.mlp.portable_mlp import down_weight_grad_launch
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_down, check_glu, check_option, check_tensor, check_vector
-from swiglu_kernels.runtime.operator import operator
-from swiglu_kernels.runtime.saved import call_and_keep, register, save
+from swiglu_kernels.runtime.operator import call_and_keep, operator, register, save
 from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 

@@ -33,9 +33,8 @@ from swiglu_kernels.ops.glu.portable_forward import Biases, forward_launch, reco
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_glu, check_option, check_vector
-from swiglu_kernels.runtime.operator import operator
-from swiglu_kernels.runtime.saved import call_and_keep, register, save
-from swiglu_kernels.runtime.shortcuts import plan, repeat
+from swiglu_kernels.runtime.operator import call_and_keep, operator, register, save
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 from swiglu_kernels.runtime.shortcuts.series import Series
 
@@ -313,7 +312,7 @@ def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
-def of_matrix(x: torch.Tensor, again: repeat.Again) -> repeat.Again:
+def of_matrix(x: torch.Tensor, again: door.Again) -> door.Again:
     """Let what makes a call again for a matrix x do so for a tensor with as many dimensions as this one."""
     return again if x.dim() == 2 else lambda x, *others: like_leading(again(as_matrix(x), *others), x)
 
@@ -378,12 +377,12 @@ def swiglu_glu(
     """
     tensors = x, w_gate, w_up, bias_gate, bias_up
     gate, options = (activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad)
-    kind, again = repeat.find("glu", tensors[:3], tensors[3:], (*gate, *options))
+    kind, again = door.find("glu", tensors[:3], tensors[3:], (*gate, *options))
     return _first_call(kind, tensors, gate, options) if again is None else again(*tensors)
 
 
 def _first_call(
-    kind: repeat.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str]
+    kind: door.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str]
 ) -> torch.Tensor:
     """Check the arguments, call the operator, and let calls of this kind be made again."""
     x, w_gate, w_up, bias_gate, bias_up = tensors
@@ -422,7 +421,7 @@ def _first_call(
                 return glu.first_output(series, tensors, others)
             return series.call(_z_alone, tensors, (formula,))
 
-        repeat.remember(kind, of_matrix(x, again))
+        door.remember(kind, of_matrix(x, again))
     return like_leading(z, x)
 
 

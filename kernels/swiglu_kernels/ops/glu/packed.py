@@ -18,7 +18,7 @@ from swiglu_kernels.ops.glu.operation import as_matrix, glu, like_leading, needs
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_option, check_packed, check_vector
-from swiglu_kernels.runtime.saved import call_and_keep
+from swiglu_kernels.runtime.operator import call_and_keep
 
 LAYOUTS = ("packed", "interleaved", "transposed")
 

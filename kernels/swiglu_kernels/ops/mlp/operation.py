@@ -61,9 +61,8 @@ from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weigh
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for, multiprocessors
 from swiglu_kernels.runtime.checks import check_chunk, check_down, check_glu, check_option, check_vector
-from swiglu_kernels.runtime.operator import operator
-from swiglu_kernels.runtime.saved import call_and_keep, register, save
-from swiglu_kernels.runtime.shortcuts import plan, repeat
+from swiglu_kernels.runtime.operator import call_and_keep, operator, register, save
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 from swiglu_kernels.runtime.shortcuts.series import Series
 from swiglu_kernels.tiles.rules import waves
@@ -332,12 +331,12 @@ def swiglu_mlp(
     """
     tensors = x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down
     gate, options = (activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad)
-    kind, again = repeat.find("mlp", tensors[:4], tensors[4:], (*gate, *options, chunk_tokens))
+    kind, again = door.find("mlp", tensors[:4], tensors[4:], (*gate, *options, chunk_tokens))
     return _first_call(kind, tensors, gate, options, chunk_tokens) if again is None else again(*tensors)
 
 
 def _first_call(
-    kind: repeat.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str],
+    kind: door.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str],
     chunk_tokens: int | None,
 ) -> torch.Tensor:  # fmt: skip
     """Check the arguments, call the operator, and let calls of this kind be made again."""
@@ -386,7 +385,7 @@ def _first_call(
             return series.call(_out_alone, tensors, others)
 
         if with_grad or not chunk:
-            repeat.remember(kind, of_matrix(x, again))
+            door.remember(kind, of_matrix(x, again))
     return like_leading(out, x)
 
 

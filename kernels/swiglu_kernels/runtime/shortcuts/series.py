@@ -14,9 +14,8 @@ import torch
 from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.launch import on_device
 from swiglu_kernels.runtime.shortcuts import plan
-from swiglu_kernels.runtime.shortcuts.direct import Direct, hooked
-from swiglu_kernels.runtime.shortcuts.kinds import Kinds
-from swiglu_kernels.runtime.shortcuts.plan import Plan
+from swiglu_kernels.runtime.shortcuts.door import Kinds
+from swiglu_kernels.runtime.shortcuts.plan import Direct, Plan, hooked
 
 _LITERALS = frozenset({type(None), bool, int, str})
 _ALLOCATE = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.runtime.shortcuts import direct, door, plan
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.plan import Plan
 from swiglu_kernels.runtime.shortcuts.series import Series
 
@@ -66,7 +66,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "CudaLauncher": Launcher, "wrap_handle_tensordesc": wrapped, "driver": SimpleNamespace(active=active),
         "knobs": SimpleNamespace(runtime=runtime),
     }.items():  # fmt: skip
-        monkeypatch.setattr(direct, name, value, raising=False)
+        monkeypatch.setattr(plan, name, value, raising=False)
     return found
 
 
@@ -81,11 +81,11 @@ def kept(compiled: Compiled) -> tuple[Plan, list[torch.Tensor]]:
 
 
 def test_addresses_are_filled_in_and_descriptors_encoded_once_for_each(sent: SimpleNamespace) -> None:
-    plan, tensors = kept(Compiled())
+    made, tensors = kept(Compiled())
     first = len(sent.encoded)
     others = [torch.empty(2, 8), torch.empty(4, 8)]
     for given in (tensors, others, tensors, others):
-        plan.run(given)
+        made.run(given)
         x, w = (tensor.data_ptr() for tensor in given)
         what = (77, False, True, (4, 1, 0), None, None, None, None, None, "annotations", b"signature")
         assert sent.launched.pop() == (*GRID, 5, *what, [x, f"map of {w}", 4, 8, 8, 1, 8])
@@ -94,9 +94,9 @@ def test_addresses_are_filled_in_and_descriptors_encoded_once_for_each(sent: Sim
 
 def test_hooks_see_launches(sent: SimpleNamespace) -> None:
     compiled = Compiled()
-    plan, tensors = kept(compiled)
+    made, tensors = kept(compiled)
     sent.enter.calls.append(print)
-    plan.run(tensors)
+    made.run(tensors)
     assert len(compiled.by_triton) == 1
     assert not sent.launched
 
@@ -107,9 +107,9 @@ def test_what_needs_more_goes_triton_s_way(sent: SimpleNamespace, change: Any, m
     if isinstance(change, dict):
         vars(compiled.run).update(change)
     else:
-        monkeypatch.setattr(direct, "wrap_handle_tensordesc", lambda *_: lambda arguments: [*arguments, "one more"])
-    plan, tensors = kept(compiled)
-    plan.run(tensors)
+        monkeypatch.setattr(plan, "wrap_handle_tensordesc", lambda *_: lambda arguments: [*arguments, "one more"])
+    made, tensors = kept(compiled)
+    made.run(tensors)
     assert len(compiled.by_triton) == 1
     assert not sent.launched
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from swiglu_kernels.runtime import internals
-from swiglu_kernels.runtime.shortcuts import kinds
-from swiglu_kernels.runtime.shortcuts.kinds import Kinds
+from swiglu_kernels.runtime.shortcuts import door
+from swiglu_kernels.runtime.shortcuts.door import Kinds
 
 
 class Own(torch.Tensor):
@@ -60,19 +60,21 @@ def test_a_tensor_that_is_given_twice_is_two() -> None:
     assert known.get("key", [x, x.clone()]) == "found"
 
 
-def test_the_precision_of_float32_products_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_precision_of_float32_products_belongs_to_it() -> None:
     known: Kinds[str] = Kinds()
     for dtype in (torch.float32, torch.bfloat16):
         known.add("key", [torch.ones(2, dtype=dtype)], "found")
-    now = kinds.float32_dot_precision()
-    monkeypatch.setattr(kinds, "float32_dot_precision", lambda: {"ieee": "tf32", "tf32": "ieee"}[now])
-    assert known.get("key", [torch.ones(2)]) is None
-    assert known.get("key", [torch.ones(2, dtype=torch.bfloat16)]) == "found"
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        assert known.get("key", [torch.ones(2)]) is None
+        assert known.get("key", [torch.ones(2, dtype=torch.bfloat16)]) == "found"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def test_they_keep_no_tensor_alive_and_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "MOST_KINDS", 3)
-    monkeypatch.setattr(kinds, "MOST_KEYS", 2)
+    monkeypatch.setattr(door, "MOST_KINDS", 3)
+    monkeypatch.setattr(door, "MOST_KEYS", 2)
     known: Kinds[int] = Kinds()
     alive = []
     for key in range(4):

@@ -14,7 +14,7 @@ from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, r
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime import backend, internals
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.runtime.shortcuts import door, kinds, plan, series
+from swiglu_kernels.runtime.shortcuts import door, plan, series
 from swiglu_kernels.runtime.shortcuts.series import Series
 
 
@@ -184,7 +184,7 @@ def test_what_comes_then_is_launched_again_with_the_same_new_scratch(kernel):
 
 
 def test_plans_do_not_fill_the_memory(kernel, monkeypatch):
-    monkeypatch.setattr(kinds, "MOST_KEYS", 3)
+    monkeypatch.setattr(door, "MOST_KEYS", 3)
     describe, _ = describing(kernel)
     for rows in range(1, 9):
         plan.run(describe, torch.empty(rows, 8), torch.empty(4, 8))

@@ -21,7 +21,7 @@ from swiglu_kernels.ops.mlp import operation as mlp
 from swiglu_kernels.runtime import backend
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.operator import Operator
-from swiglu_kernels.runtime.shortcuts import door, plan, repeat
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.series import Series
 from swiglu_kernels.tiles.candidates import BY_TORCH, Choice
 
@@ -85,7 +85,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     for module in (glu, mlp):
         monkeypatch.setattr(module, "backend_for", lambda _: "triton")
     monkeypatch.setattr(door, "_shut", False)
-    monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
+    monkeypatch.setattr(door, "on_gpu", lambda _: True)
     plan.forget()
     yield made
     plan.forget()
@@ -102,9 +102,9 @@ def test_with_the_door_closed_nothing_is_remembered(kernel: Kernel) -> None:
         with door.closed():
             out = swiglu_glu(*given)
         assert torch.allclose(out, reference.swiglu_glu(*given), atol=1e-6)
-        assert (kernel.bound, kernel.launched, len(plan.calls), len(plan._plans)) == (count, 0, 0, 0)
+        assert (kernel.bound, kernel.launched, len(door.calls), len(plan._plans)) == (count, 0, 0, 0)
     swiglu_glu(*given)
-    assert len(plan.calls) == len(plan._plans) == 1
+    assert len(door.calls) == len(plan._plans) == 1
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
@@ -120,7 +120,7 @@ def test_only_the_first_call_of_a_kind_takes_the_long_way(kernel: Kernel, functi
         assert (kernel.bound, kernel.launched) == (1, count)
     if function is swiglu_mlp:
         function(*given, chunk_tokens=2)
-    assert len(plan.calls) == 1, "chunks are several launches"
+    assert len(door.calls) == 1, "chunks are several launches"
     plan.forget()
     function(*given)
     assert kernel.bound > 1
@@ -156,7 +156,7 @@ def test_another_kind_is_checked_anew(kernel: Kernel) -> None:
             swiglu_glu(x_given, w_gate, w_up)
     ours, expected = (glu(x, w_gate, w_up, up_offset=1.0) for glu in (swiglu_glu, reference.swiglu_glu))
     assert torch.allclose(ours, expected, atol=1e-6)
-    assert len(plan.calls) == 2
+    assert len(door.calls) == 2
 
 
 class Dispatch(TorchDispatchMode):
@@ -174,11 +174,11 @@ class Own(torch.Tensor):
 
 
 def kind(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return repeat.find("glu", (x, w), (None, None), ())[0]
+    return door.find("glu", (x, w), (None, None), ())[0]
 
 
 def known(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return repeat.find("glu", (x, w), (None, None), ())[1]
+    return door.find("glu", (x, w), (None, None), ())[1]
 
 
 @pytest.mark.usefixtures("kernel")
@@ -186,7 +186,7 @@ def test_who_watches_sees_the_operator() -> None:
     x, w = torch.randn(2, 4), torch.nn.Parameter(torch.randn(8, 4))
     made = kind(x, w)
     assert made is not None
-    repeat.remember(made, torch.add)
+    door.remember(made, torch.add)
     assert known(x, w) is torch.add
     for other in (x, w.detach()), (x.clone().requires_grad_(), w):
         assert known(*other) is None, "a gradient is wanted"
@@ -195,7 +195,7 @@ def test_who_watches_sees_the_operator() -> None:
         assert kind(x.as_subclass(Own), w) is None
         assert kind(x.to_sparse(), w) is None
         negative = torch.complex(x, x).conj().imag
-        repeat.remember(kind(negative, w), torch.add)
+        door.remember(kind(negative, w), torch.add)
         assert known(negative, w) is None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             assert kind(x, w) is None
@@ -248,7 +248,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(door, "_shut", False)
     monkeypatch.setattr(plan, "Plan", Interpreted)
     monkeypatch.setattr(plan, "_run_and_keep_launchers", lambda launch, *_: launch.run() or True)
-    monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
+    monkeypatch.setattr(door, "on_gpu", lambda _: True)
     plan.forget()
     yield taken
     plan.forget()
@@ -366,7 +366,7 @@ def test_products_by_torch_are_made_again_as_well(
             if wanted:
                 found = torch.autograd.grad(out.sum(), given[1])
                 torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), given[1]), atol=1e-3, rtol=1e-3)
-            assert len(plan.calls) == 1 + wanted
+            assert len(door.calls) == 1 + wanted
             if number == 2:
                 monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: pytest.fail("asked again"))
         monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: BY_TORCH)
@@ -490,7 +490,7 @@ def test_on_a_gpu(tokens: int, dtype: torch.dtype) -> None:
         wanted = x.clone().requires_grad_()  # the long way
         torch.testing.assert_close(z, swiglu_glu(wanted, w_gate, w_up, weight_grad="none").detach())
         torch.testing.assert_close(out, swiglu_mlp(wanted, w_gate, w_up, w_down, weight_grad="none").detach())
-        assert len(plan.calls) == 2, number
+        assert len(door.calls) == 2, number
 
 
 @pytest.mark.gpu
@@ -519,10 +519,10 @@ def test_with_the_door_closed_gradients_are_the_same(short: list[str], monkeypat
 
     expected = found()
     assert len(short) == 0
-    assert len(plan.calls) == 1
+    assert len(door.calls) == 1
     plan.forget()
     made = series_made(monkeypatch)
     with door.closed():
         assert all(map(torch.equal, found(), expected))
         assert all(map(torch.equal, found(), expected))
-    assert (made, short, len(plan.calls), len(plan._plans)) == ([], [], 0, 0)
+    assert (made, short, len(door.calls), len(plan._plans)) == ([], [], 0, 0)
