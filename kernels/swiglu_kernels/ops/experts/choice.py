@@ -37,11 +37,7 @@ KERNELS |= {
 def tile(kernel: str, sizes: tuple[int, int, int], capability: Capability | None, *matrices: torch.Tensor) -> Tile:
     """Return the tile of a portable product of sorted rows: the tuned one of a kernel in KERNELS, or the shipped one.
 
-    Args:
-        kernel: its name.
-        sizes: rows of the routing's tiles, hidden and intermediate size.
-        capability: of the GPU to choose for; None for that of the matrices' device.
-        matrices: the operands.
+    sizes: rows of the routing's tiles, hidden and intermediate size. capability: None for that of the operands' device.
     """
     aligned, like, capability = vectorises(*matrices), matrices[0], capability or capability_of(matrices[0].device)
     if like.dtype == torch.float8_e4m3fn:

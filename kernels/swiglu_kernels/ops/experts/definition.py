@@ -11,18 +11,10 @@ from swiglu_kernels.ops.mlp.definition import swiglu_mlp
 
 
 def swiglu_experts(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    *,
-    b_gate_up: torch.Tensor | None = None,
-    b_down: torch.Tensor | None = None,
-    interleaved: bool = False,
-    precision: str = "bf16",
-    **options: str | float | None,
-) -> torch.Tensor:
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
+    interleaved: bool = False, precision: str = "bf16", **options: str | float | None,
+) -> torch.Tensor:  # fmt: skip
     """Return each token's sum of `swiglu_mlp` of its experts by their weights; in fp8 of `swiglu_mlp_fp8`.
 
     Args:

@@ -94,14 +94,8 @@ def direct(
 ) -> Launcher | None:  # fmt: skip
     """Return what launches a compiled kernel directly, or None where this Triton is not as known.
 
-    Args:
-        compiled: what Triton returned for the first launch.
-        grid: programs along each axis.
-        tensors: those of the first launch.
-        pointers: where their addresses go.
-        descriptors: where TMA descriptors of them go.
-        arguments: tensors -> all arguments for Triton.
-        again: launches Triton's way, for hooks.
+    pointers, descriptors: where the addresses of the tensors of the first launch go, and TMA descriptors of them.
+    arguments: makes all arguments for Triton from tensors. again: launches through Triton, for hooks.
     """
     launcher = getattr(compiled, "run", None)
     if CudaLauncher is None or not isinstance(launcher, CudaLauncher) or not hasattr(launcher, "kernel_signature"):

@@ -70,9 +70,10 @@ class _Allocation:
     model: int | None = None
     """Number of a tensor of the same layout that is there by then: `empty_like` takes half as long as `new_empty`."""
 
-    def is_like(self, other: "_Allocation") -> bool:
-        """Whether `empty_like` of the other one makes it."""
-        return (self.shape, self.strides, self.dtype) == (other.shape, other.strides, other.dtype)
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """What is equal where `empty_like` of the one makes the other."""
+        return self.shape, self.strides, self.dtype
 
 
 @dataclasses.dataclass
@@ -108,7 +109,6 @@ class _Source:
     """
 
     def __init__(self, given: list[bool], recorder: "_Recorder") -> None:
-        """Begin with which of the tensors are given, where others are None, and how they were recorded."""
         self._names: dict[str, Any] = {"run": plan.run, "empty_like": torch.empty_like}
         self._given, self._device, self._alignments = given, recorder.device, recorder.alignments
         self._launched = {number for step in recorder.steps if step.launch for number in step.numbers}
@@ -116,7 +116,6 @@ class _Source:
         self._lines: list[str] = []
 
     def add(self, step: _Step) -> None:
-        """Write a step, with what it allocates before and releases after."""
         if step.returning is not None and [step.arguments[-1]] == [
             _Place(allocation.number) for allocation in step.allocates
         ]:
@@ -139,7 +138,6 @@ class _Source:
             self._make(allocation.number, new if allocation.model is None else f"empty_like(t{allocation.model})")
 
     def function(self, results: _Place | tuple[_Place | None, ...]) -> Callable[..., Any]:
-        """Return the function."""
         positions = [position for position, is_tensor in enumerate(self._given) if is_tensor]
         names = {position: f"t{number}" for number, position in enumerate(positions)}
         parameters = ", ".join(names.get(position, f"none{position}") for position in range(len(self._given)))
@@ -245,7 +243,7 @@ class _Recorder(internals.DispatchMode):
             self._within -= 1
 
     def place_of(self, tensor: torch.Tensor) -> _Place:
-        """Find a tensor among those that were given and allocated, and are still there."""
+        """Find a tensor among those that are still there."""
         there = [(number, kept) for number, found in enumerate(self.pool) if (kept := found()) is not None]
         same = [number for number, other in there if other is tensor]
         if same:
@@ -298,7 +296,7 @@ class _Recorder(internals.DispatchMode):
         """Let allocations that are made one after the other be like others that are there."""
         known = [self.allocations[number] for number in sorted(there)]
         for allocation in made:
-            allocation.model = next((other.number for other in known if allocation.is_like(other)), None)
+            allocation.model = next((other.number for other in known if other.layout == allocation.layout), None)
             known.append(allocation)
 
 
