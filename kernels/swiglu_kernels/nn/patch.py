@@ -368,22 +368,22 @@ def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], option
             yield f"{name}: its weight is {linear.weight.dtype}, the kernels compute in float32, float16 and bfloat16"
     if len({(linear.weight.dtype, linear.weight.device) for linear in linears.values()}) > 1:
         yield "its projections differ in dtype or device"
-    name, known = _activation(module)
-    if further := (set(module._modules) - {*linears, name}) | set(module._parameters) | set(module._buffers):
+    where, known = _activation(module)
+    if further := (set(module._modules) - {*linears, where}) | set(module._parameters) | set(module._buffers):
         yield f"it has more than the projections and the activation: {', '.join(sorted(further))}"
     if taken := sorted(_OWN_ATTRIBUTES.intersection(vars(module))):
         yield f"the fused module needs these of its attributes for itself: {', '.join(taken)}"
     # Older transformers computed the MLP in slices then.
     if (getattr(getattr(module, "config", None), "pretraining_tp", None) or 1) > 1:
         yield "config.pretraining_tp is above 1"
-    if name is None:
+    if where is None:
         yield f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
-    activation = getattr(module, str(name))
+    activation = getattr(module, str(where))
     if known is None:
         own = getattr(activation, "__name__", type(activation).__name__)
-        yield f"{name}: its activation is {own}, not SiLU or the tanh approximation of GELU"
+        yield f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
     if isinstance(activation, nn.Module) and (reason := why_not_bare(activation)) is not None:
-        yield f"{name}: {reason}"
+        yield f"{where}: {reason}"
     gated, down = [linears[name].weight for name in layout.gated], linears[layout.down].weight
     if options.recipe:
         sizes = gated[0].shape[1], down.shape[1], down.shape[0]

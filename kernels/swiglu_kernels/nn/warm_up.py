@@ -146,7 +146,7 @@ def _of_modules(model: nn.Module, top_k: int | None) -> list[Call]:
         if isinstance(module, FusedModule):
             found[(*alike, module.options, module.gate_activation)] = [(module, partial(_zeros_like, own[0]), own)]
         elif isinstance(module, FusedSwiGLUExperts) or (
-            takes_part(module) and module.config._experts_implementation in NAMES.values()  # type: ignore[union-attr]
+            takes_part(module) and getattr(module.config, "_experts_implementation", None) in NAMES.values()
         ):
             found[(*alike, str(getattr(module, "options", "")))] = _of_experts(module, own, top_k)
     if not found:

@@ -155,6 +155,14 @@ def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
         yield kernel, operands.launch(kernel)
 
 
+def _scales(rows: int, depth: int, weight: bool, blocks: bool) -> torch.Tensor:
+    """Of codes by rows, or by blocks; those of no weight lie with the rows last."""
+    across, down = -(-depth // portable_codes.BLOCK), -(-rows // portable_codes.BLOCK)
+    if not blocks:
+        return fp32(rows)
+    return fp32(down, across) if weight else fp32(across, rows).t()
+
+
 def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
     if capability < (8, 9):
         return
@@ -163,11 +171,7 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
         blocks = recipe == "blockwise"
 
         def operand(rows: int, depth: int, weight: bool = False, blocks: bool = blocks) -> portable_codes.Quantised:
-            across, down = -(-depth // portable_codes.BLOCK), -(-rows // portable_codes.BLOCK)
-            shape = (down, across) if weight and blocks else (across, rows) if blocks else (rows,)
-            scales = fp32(*shape)
-            scales = scales.t() if blocks and not weight else scales
-            return portable_codes.Quantised(codes(rows, depth), scales)
+            return portable_codes.Quantised(codes(rows, depth), _scales(rows, depth, weight, blocks))
 
         x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
         z, out, bias = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate)
@@ -360,12 +364,8 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
     tokens, depth, columns = 8192, 4096, 11008
     z, pairs, weights = tensor(tokens, columns), tensor(tokens, depth // 2), tensor(columns, depth // 2)
     for blocks, stored in itertools.product((False, True), (None, (z, z))):
-        across = -(-depth // portable_codes.BLOCK)
-        shapes = (
-            ((across, tokens), (-(-columns // portable_codes.BLOCK), across)) if blocks else ((tokens,), (columns,))
-        )
-        of_x, of_weights = (fp32(*shape) for shape in shapes)
-        operands = (pairs, of_x.t() if blocks else of_x), (weights, of_weights), (weights, of_weights)
+        of_weights = weights, _scales(columns, depth, True, blocks)
+        operands = (pairs, _scales(tokens, depth, False, blocks)), of_weights, of_weights
         recipe, kept = "blocks" if blocks else "rows", ", gate and up stored" if stored else ""
         for width in hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS:
             launch = hopper_fp8.forward_launch(*operands, z, stored, hopper_fp8.tile_of(width))

@@ -27,6 +27,7 @@ from swiglu_kernels.ops.experts.choice import MOST_TOKENS
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
+from swiglu_kernels.ops.gate.definition import gate_mul
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward
 from swiglu_kernels.runtime.backend import capability_of, triton
@@ -124,20 +125,9 @@ def fp64(tensor: torch.Tensor) -> torch.Tensor:
 def gradients(dz: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> Tensors:
     """What fp64 says of d_gate, d_up and h."""
     gate, up = fp64(gate).requires_grad_(), fp64(up).requires_grad_()
-    h = gated(gate, up, formula)
+    h = gate_mul(gate, up, **formula.options)
     d_gate, d_up = torch.autograd.grad(h, (gate, up), fp64(dz))
     return {"d_gate": d_gate, "d_up": d_up, "h": h.detach()}
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tensor:
-    """The gate in the dtype of its operands."""
-    identity = torch.eye(gate.shape[1], dtype=gate.dtype)
-    zero = torch.zeros_like(identity)
-    both = torch.cat((gate, up), 1)
-    w_gate, w_up = torch.cat((identity, zero), 1), torch.cat((zero, identity), 1)
-    return reference.swiglu_glu(
-        both, w_gate, w_up, alpha=formula.alpha, limit=formula.limit, up_offset=formula.up_offset
-    )
 
 
 @contextlib.contextmanager
@@ -298,7 +288,7 @@ def _fp8_codes_by_hand(
 def forward_of(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Tensors:
     """What fp64 says of a forward."""
     gate, up = x @ w_gate.t(), x @ w_up.t()
-    return {"kept_gate": gate, "kept_up": up, "z": gated(gate, up, PLAIN)}
+    return {"kept_gate": gate, "kept_up": up, "z": gate_mul(gate, up, **PLAIN.options)}
 
 
 def _exact(kernel: str, at: Sizes, formula: Formula) -> Tensors:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from accuracy import DEVICE, DTYPES, assert_as_accurate_as_eager, assert_equal, check_against_reference, random_tensor
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
 from swiglu_kernels.nn import modules
@@ -205,34 +204,6 @@ def test_compiles_without_a_graph_break(cls, dynamic):
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     torch.testing.assert_close(compiled(x), module(x))
     torch.testing.assert_close(gradients(module, x, compiled), gradients(module, x))
-
-
-@pytest.mark.parametrize(("cls", "use_reentrant"), zip(CLASSES, [False, True, False], strict=True))
-def test_activation_checkpointing(cls, use_reentrant):
-    module, x = built(cls), hidden_states(2, 3)
-    got = gradients(module, x, lambda x: checkpoint(module, x, use_reentrant=use_reentrant))
-    assert_equal(got, gradients(module, x))
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_torch_func_vmap():
-    module, x = built(FusedSwiGLUMLP), hidden_states(3, 2)
-    torch.testing.assert_close(torch.func.vmap(module)(x), module(x))
-    torch.testing.assert_close(gradients(module, x, torch.func.vmap(module)), gradients(module, x))
-
-
-def test_torch_func_derivatives_are_refused():
-    """Never silently wrong: a custom operator's tangents would be zero."""
-    module, x = built(FusedSwiGLUMLP), hidden_states(2)
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-
-    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.func.functional_call(module, parameters, (x,)).sum()
-
-    with pytest.raises(RuntimeError, match=r"autograd.Function"):
-        torch.func.grad(loss)(parameters)
-    with pytest.raises(RuntimeError, match="forward-mode"):
-        torch.func.jvp(loss, (parameters,), (parameters,))
 
 
 def test_copies_pickles_and_exports():

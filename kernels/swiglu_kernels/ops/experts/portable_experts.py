@@ -604,11 +604,11 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 def gate_up(
     x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
-    interleaved: bool, store_h: bool = True, store_pre: bool = False, scales: Scales = NO_SCALES,
-    dtype: torch.dtype | None = None,
+    interleaved: bool, store_h: bool = True, store_pre: bool = False,
+    codes: tuple[Scales, torch.dtype | None] = (NO_SCALES, None),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Return h [P, I] and pre [P, 2I], each None unless wanted; `dtype` is theirs, where operands are codes."""
-    rows, both = routing.pair.shape[0], w_gate_up.shape[1]
+    """Return h [P, I] and pre [P, 2I], each None unless wanted; of codes, with their scales and the results' dtype."""
+    (rows, both), (scales, dtype) = (routing.pair.shape[0], w_gate_up.shape[1]), codes
     h = x.new_empty((rows, both // 2), dtype=dtype) if store_h else None
     pre = x.new_empty((rows, both), dtype=dtype) if store_pre else None
     run(gate_up_launch, x, w_gate_up, (h, pre), routing, bias, formula, interleaved, None, scales)
@@ -620,8 +620,8 @@ def gate_up_of_codes(
     interleaved: bool, dtype: torch.dtype, store_pre: bool = False,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """`gate_up` of operands in fp8: x of tokens [T, H]; h and pre are in `dtype`."""
-    scales = x.scales, w_gate_up.scales
-    return gate_up(x.codes, w_gate_up.codes, routing, bias, formula, interleaved, True, store_pre, scales, dtype)
+    codes = (x.scales, w_gate_up.scales), dtype
+    return gate_up(x.codes, w_gate_up.codes, routing, bias, formula, interleaved, True, store_pre, codes)
 
 
 def down_of_codes(

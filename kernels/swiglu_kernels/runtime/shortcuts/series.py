@@ -30,26 +30,14 @@ _VIEW = {
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a step finds a tensor: what was given or allocated, or a view of it."""
+    """Where a step finds a tensor: what was given or allocated or, with a dtype, a view of it."""
 
     number: int
-    view: "_View | None" = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _View:
-    """Where a view lies in a tensor; the tensor may lie anywhere in its memory."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
-    offset: int
-    """Elements behind the tensor's first."""
-
-    @classmethod
-    def between(cls, tensor: torch.Tensor, view: torch.Tensor) -> "_View":
-        offset = (view.data_ptr() - tensor.data_ptr()) // view.element_size()
-        return cls(view.dtype, view.shape, view.stride(), offset)
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    """Elements behind the tensor's first; the tensor may lie anywhere in its memory."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != self.dtype:
@@ -182,7 +170,7 @@ class _Source:
         return f"{self._bound(launch.launch)}({arguments})"
 
     def _address(self, place: _Place) -> str:
-        offset = 0 if place.view is None else place.view.offset * place.view.dtype.itemsize
+        offset = 0 if place.dtype is None else place.offset * place.dtype.itemsize
         return f"p{place.number} + {offset}" if offset else f"p{place.number}"
 
     def _list(self, arguments: Sequence[Any]) -> str:
@@ -191,7 +179,7 @@ class _Source:
     def _expression(self, argument: Any) -> str:
         if isinstance(argument, _Place):
             tensor = f"t{argument.number}"
-            return tensor if argument.view is None else f"{self._bound(argument.view.of)}({tensor})"
+            return tensor if argument.dtype is None else f"{self._bound(argument.of)}({tensor})"
         if type(argument) is tuple:
             return f"({''.join(f'{self._expression(part)}, ' for part in argument)})"
         return self._bound(argument)
@@ -256,7 +244,8 @@ class _Recorder(internals.DispatchMode):
             self.sound = False
             return _Place(0)
         number, kept = around[0]
-        return _Place(number, _View.between(kept, tensor))
+        offset = (tensor.data_ptr() - kept.data_ptr()) // tensor.element_size()
+        return _Place(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
 
     def note(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], *, launched: bool = False,

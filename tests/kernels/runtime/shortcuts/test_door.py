@@ -267,32 +267,6 @@ def test_experts_by_the_short_way(
 
 
 @needs_interpreter
-@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
-@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
-def test_products_by_torch_are_made_again_as_well(
-    short: list[str], monkeypatch: pytest.MonkeyPatch, function: Any, bias: bool
-) -> None:
-    """Without a gradient and with one, and without asking again who multiplies."""
-    monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: BY_TORCH)
-    down = function is swiglu_mlp
-    for wanted in (False, True):
-        for number in range(4):
-            given = leaves(wanted, wanted, wanted, bias=bias, down=down)
-            weights = [tensor if tensor is None or wanted else tensor.detach() for tensor in given]
-            out = function(*weights)
-            expected = getattr(reference, function.__name__)(*weights)
-            torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
-            if wanted:
-                found = torch.autograd.grad(out.sum(), given[1])
-                torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), given[1]), atol=1e-3, rtol=1e-3)
-            assert len(door.calls) == 1 + wanted
-            if number == 2:
-                monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: pytest.fail("asked again"))
-        monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: BY_TORCH)
-    assert len(short) == 3
-
-
-@needs_interpreter
 @pytest.mark.parametrize("wanted", [False, True], ids=["no gradient", "gradients"])
 @pytest.mark.parametrize("flat", [False, True], ids=["stacked", "flat"])
 def test_parameters_anywhere_in_a_storage(
@@ -300,6 +274,8 @@ def test_parameters_anywhere_in_a_storage(
 ) -> None:
     """Calls of one kind, whose tensors are parts of larger ones: of one for each parameter, or of one for all."""
     monkeypatch.setattr(mlp.choice, "hidden_grad", lambda *_, **__: BY_TORCH)
+    if flat:
+        monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: BY_TORCH)
     made = series_made(monkeypatch)
     torch.manual_seed(2)
     shapes = [(2, 3, 8), (16, 8), (16, 8), (8, 16)]
