@@ -41,7 +41,7 @@ class _Place:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != self.dtype:
-            tensor = tensor.view(self.dtype)
+            tensor = tensor.view(self.dtype)  # type: ignore[arg-type]
         return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
 
