@@ -251,19 +251,12 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         (torch.bfloat16, False, 14336, 2),
         (torch.float32, True, 768, 8),
     ):
-        sizes = 2048, slots, slots * intermediate
-        x, weights, h = (torch.empty(1, size, dtype=dtype, device="meta") for size in sizes)
-        w_gate_up, w_down, b_gate_up, b_down = (
-            torch.empty(8, *shape, dtype=dtype, device="meta")
-            for shape in ((2 * intermediate, 2048), (2048, intermediate), (2 * intermediate,), (2048,))
-        )
-        yield (
-            f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}",
-            portable_gemv.forward_launch(
-                (x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long()), h.view(slots, -1), x, CLAMPED,
-                interleaved, capability,
-            ),
-        )  # fmt: skip
+        index = torch.empty(1, slots, dtype=torch.int64, device="meta")
+        operands = mixture(index, new_routing(index, 8, 16), (8, 2048, intermediate), meta(dtype))
+        layer = operands.w_gate_up, operands.w_down, operands.weights, operands.b_gate_up, operands.b_down, index
+        given = (operands.x, *layer), operands.h[:slots], operands.x, CLAMPED, interleaved, capability
+        name = f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}"
+        yield name, portable_gemv.forward_launch(*given)
 
 
 def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
@@ -271,38 +264,24 @@ def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         return
     slots, count, hidden, intermediate = 16, 64, 2048, 768
     for tile_rows, interleaved in itertools.product((16, 32, 64, 128), (False, True)):
-        tokens = tile_rows * 4
-        routing = new_routing(torch.empty((tokens, slots), dtype=torch.int64, device="meta"), count, tile_rows)
-        pair, _, tile_expert, starts, *_ = routing
-        rows = pair.shape[0]
-        h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
+        index = torch.empty((tile_rows * 4, slots), dtype=torch.int64, device="meta")
+        routing = new_routing(index, count, tile_rows)
+        operands = mixture(index, routing, (count, hidden, intermediate), meta())
+        of_16_bits = operands.x, operands.w_gate_up, operands.w_down, operands.h
+        x, w_gate_up, w_down, h = (codes(*matrix.shape) for matrix in of_16_bits)
         at = f"tiles of {tile_rows}{', interleaved' if interleaved else ''}"
-        yield (
-            f"fp8 experts' gate and up, {at}",
-            portable_experts.gate_up_launch(
-                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), (h, pre), routing,
-                tensor(count, 2 * intermediate), CLAMPED, interleaved, capability,
-                (fp32(tokens), fp32(count, 2 * intermediate)),
-            ),
-        )  # fmt: skip
-        if interleaved:
-            continue
-        yield (
-            f"fp8 experts' down, {at}",
-            portable_experts.rows_launch(
-                codes(rows, intermediate), codes(count, hidden, intermediate), y, pair, tile_expert,
-                tensor(count, hidden), capability, scales=(fp32(rows), fp32(count, hidden)),
-            ),
-        )  # fmt: skip
-        yield (
-            f"fp8 experts' quantisation of h, {at}",
-            portable_codes.rows_launch(h, codes(rows, intermediate), fp32(rows), starts),
-        )
+        gated = operands.h_and_pre, routing, operands.b_gate_up, CLAMPED, interleaved, capability
+        scales = fp32(len(x)), fp32(count, 2 * intermediate)
+        yield f"fp8 experts' gate and up, {at}", portable_experts.gate_up_launch(x, w_gate_up, *gated, scales)
+        if not interleaved:
+            scales = fp32(len(h)), fp32(count, hidden)
+            given = h, w_down, operands.y_made, routing.pair, routing.tile_expert, operands.b_down, capability
+            yield f"fp8 experts' down, {at}", portable_experts.rows_launch(*given, scales=scales)
+            quantised = portable_codes.rows_launch(operands.h, h, scales[0], routing.starts)
+            yield f"fp8 experts' quantisation of h, {at}", quantised
     weight = tensor(count, 2 * intermediate, hidden)
-    yield (
-        "fp8 experts' quantisation of a weight",
-        portable_codes.rows_launch(weight, codes(*weight.shape), fp32(count, 2 * intermediate)),
-    )
+    quantised = portable_codes.rows_launch(weight, codes(*weight.shape), fp32(count, 2 * intermediate))
+    yield "fp8 experts' quantisation of a weight", quantised
 
 
 def _by_hand() -> Iterator[tuple[str, Launch]]:
@@ -341,12 +320,8 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
         yield name, hopper_experts.gate_up_launch(x, weight, h, kept, routed, bias, formula, interleaved)
         if kept is None:
             down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
-            yield (
-                f"{name}, backward",
-                hopper_experts.gate_backward_launch(
-                    x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
-                ),
-            )
+            given = x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
+            yield f"{name}, backward", hopper_experts.gate_backward_launch(*given)
     yield "experts by hand, y", hopper_experts.rows_launch(h, w_down, x, starts, counts)
     yield "experts by hand, y, bias", hopper_experts.rows_launch(h, w_down, x, starts, counts, biases[1])
     yield "experts by hand, dx", hopper_experts.rows_launch(pre, w_gate_up.mT, x, starts, counts)
