@@ -254,14 +254,9 @@ def _why_not_in_fp8(whose: str, weight: torch.Tensor, *sizes: int) -> str | None
 def unpatch(model: nn.Module) -> PatchReport:
     """Give the modules that `patch_model` changed their own class back; without such modules nothing happens.
 
-    Projections are left as they are now, also where they were replaced since.
-
-    Args:
-        model: the model given to `patch_model`, a part of it, a copy, or something around it.
-
-    Returns:
-        What changed. A patched module that was given yet another class since, by fully_shard for one, is left alone,
-        and so is one that is split over ranks.
+    The model is the one given to `patch_model`, a part of it, a copy, or something around it. Projections are left as
+    they are now. A patched module that was given yet another class since, by fully_shard for one, is left alone, and so
+    is one that is split over ranks.
 
     Raises:
         TypeError: model is not a torch.nn.Module.

@@ -59,8 +59,7 @@ def warm_up(
         top_k: experts of a token; None: as the model's configuration says. Routing weights of the module's dtype and
             of fp32 are both tried.
         gradients: call with gradients and run the backward, too. No `.grad` is touched.
-        dtype: of x and weights, for shapes.
-        device: for shapes.
+        dtype, device: of x and weights, for shapes.
 
     Returns:
         How many kernels were compiled, how many calls made and how long it took; `print` it. Modules are called under

@@ -143,11 +143,8 @@ class Operator:
         """Return the first output, with its gradient, past PyTorch's dispatcher; for several outputs.
 
         Only where nobody watches the dispatcher (`door.py`); what else the operator returns is its backward's alone.
-
-        Args:
-            series: of the calls with arguments of this kind.
-            tensors: the operator's first arguments, all that may be tensors; None where there is none.
-            others: its other arguments.
+        `series` is that of the calls with arguments of this kind, `tensors` are the operator's first arguments, all
+        that may be tensors.
         """
         return self._first(*tensors, (series, others))
 

@@ -101,12 +101,10 @@ def kernels_for(
     """Choose the kernels of a mixture.
 
     Args:
-        index: [T, k], the experts of each token.
-        x: [T, H].
+        index, x: [T, k], the experts of each token, and [T, H].
         weights: w_gate_up and w_down, or what lies in memory like their codes.
         activation: of the gate.
-        with_grad: whether gradients will be computed.
-        in_fp8: whether the forward's products are.
+        with_grad, in_fp8: whether gradients will be computed, and whether the forward's products are in fp8.
         backend: what was asked for. Raises ValueError where the hand-scheduled kernels were, and cannot run.
     """
     if backend is None:

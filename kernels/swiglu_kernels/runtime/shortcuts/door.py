@@ -132,13 +132,8 @@ def find(
 ) -> tuple[Kind | None, Again | None]:
     """Return what a call has in common with others of its kind, and what makes such a call again, if one is remembered.
 
-    Both are None where the call has to take the long way.
-
-    Args:
-        name: of the function.
-        tensors: what it was given as tensors, unchecked.
-        optional: what it was given as tensors, or None; unchecked.
-        options: what else it was given; unchecked.
+    Both are None where the call has to take the long way. `name` is the function's, the others are what it was given,
+    unchecked: as tensors, as tensors or None, and as options.
     """
     if _shut or torch.compiler.is_compiling() or watched():
         return None, None
