@@ -20,8 +20,9 @@ class FakeClock:
 
     def sample(self, call: Any, lead_us: float, *_: object) -> Sample:
         given = call.__self__.arguments
-        values = given.values() if isinstance(given, dict) else [*given[:4], *(given[4] or ())]
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        values = given.values() if isinstance(given, dict) else given
+        parts = (part for value in values for part in (value if isinstance(value, tuple) else (value,)))
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
         if any(bool(tensor.isnan().any()) for tensor in tensors):
             call()
         self.samples += 1

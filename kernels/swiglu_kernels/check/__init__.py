@@ -41,12 +41,9 @@ def why_nothing_to_check(device: torch.device) -> str | None:
 
 
 def check(
-    device: torch.device | str = "cuda",
-    *,
-    file: Path | str | None = None,
-    timeout_s: float = 300,
+    device: torch.device | str = "cuda", *, file: Path | str | None = None, timeout_s: float = 300,
     tell: Callable[[str], object] = print,
-) -> admission.Verdicts:
+) -> admission.Verdicts:  # fmt: skip
     """Compile, run and time every hand-scheduled kernel, and keep which of them may run.
 
     Args:

@@ -15,7 +15,7 @@ from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.backend import capability_of, multiprocessors
 from swiglu_kernels.standalone.odd_sizes import ROUNDINGS, allocated_as_nan, by_hand_cases
-from swiglu_kernels.standalone.workloads import workload
+from swiglu_kernels.standalone.workloads import Runnable, workload
 from swiglu_kernels.tiles.candidates import KERNELS, Choice, Schedule, TileProblem
 
 DTYPE = torch.float16
@@ -87,54 +87,50 @@ def ways(kernel: str, device: torch.device, odd: bool) -> tuple[tuple[Make, Make
         return _dense(name, schedule, size, device), " x ".join(map(str, size))
     if kernel == "fp8 forward":
         size = ODD_FP8 if odd else FP8_SIZE
-        return _fp8(size, device), " x ".join(map(str, size))
+        make = _fp8(size, device)
+        return (partial(make, None), partial(make, "the portable kernel is asked for")), " x ".join(map(str, size))
     size = ODD_EXPERTS if odd else EXPERTS_SIZE
-    precision = "fp8-rowwise" if kernel == "fp8 experts" else "bf16"
-    return _experts(size, precision, device), f"{' x '.join(map(str, size))}, 8 experts"
+    of_backend = _experts(size, "fp8-rowwise" if kernel == "fp8 experts" else "bf16", device)
+    return (partial(of_backend, "hopper"), partial(of_backend, "portable")), f"{' x '.join(map(str, size))}, 8 experts"
 
 
 def _dense(name: str, schedule: Schedule, size: tuple[int, int, int], device: torch.device) -> tuple[Make, Make]:
     problem = TileProblem(*size, DTYPE, capability_of(device), multiprocessors(device))
-    work = workload(name, problem, device)
-    tiles = KERNELS[name].by_hand[schedule](problem)
-    choices = Choice(schedule, tiles[0]), Choice("portable", KERNELS[name].tile(problem, True))
+    work, kernel = workload(name, problem, device), KERNELS[name]
+    by_hand = work.describe(Choice(schedule, kernel.by_hand[schedule](problem)[0]))
+    portable = work.describe(Choice("portable", kernel.tile(problem, True)))
 
-    def make(choice: Choice) -> Make:
-        launch = work.describe(choice)
+    def outputs(launch: Runnable) -> Sequence[torch.Tensor]:
+        launch.run()
+        return work.outputs
 
-        def outputs() -> Sequence[torch.Tensor]:
-            launch.run()
-            return work.outputs
-
-        return outputs
-
-    return make(choices[0]), make(choices[1])
+    return partial(outputs, by_hand), partial(outputs, portable)
 
 
-def _fp8(size: tuple[int, int, int], device: torch.device) -> tuple[Make, Make]:
+def _fp8(size: tuple[int, int, int], device: torch.device) -> Callable[[str | None], Sequence[torch.Tensor]]:
     tokens, hidden, intermediate = size
     draw = partial(_draw, torch.Generator().manual_seed(tokens), device)
     x, w_gate, w_up = draw(tokens, hidden), *(draw(intermediate, hidden) * hidden**-0.5 for _ in range(2))
     codes = [quantise_rows(matrix, "rowwise", matrix is not x) for matrix in (x, w_gate, w_up)]
-    operands = codes[0], codes[1], codes[2]
     nothing = x.new_empty(0, 0), x.new_empty(0, 0)
 
     def make(aside: str | None) -> Sequence[torch.Tensor]:
         z = x.new_empty(tokens, intermediate)
         with admission.by_hand_aside(aside):
-            products.write_glu(operands, z, nothing, (None, None), PLAIN)
+            products.write_glu((codes[0], codes[1], codes[2]), z, nothing, (None, None), PLAIN)
         return [z]
 
-    return partial(make, None), partial(make, "the portable kernel is asked for")
+    return make
 
 
-def _experts(size: tuple[int, int, int], precision: str, device: torch.device) -> tuple[Make, Make]:
+def _experts(
+    size: tuple[int, int, int], precision: str, device: torch.device
+) -> Callable[[str], Sequence[torch.Tensor]]:
     tokens, hidden, intermediate = size
     draw = partial(_draw, torch.Generator().manual_seed(tokens), device)
     leaves = [draw(tokens, hidden), draw(8, 2 * intermediate, hidden), draw(8, hidden, intermediate), draw(tokens, 2)]
     index = torch.rand(tokens, 8, generator=torch.Generator().manual_seed(1)).topk(2).indices.to(device)
-    d_out = draw(tokens, hidden)
-    trains = precision == "bf16"
+    d_out, trains = draw(tokens, hidden), precision == "bf16"
 
     def make(backend: str) -> Sequence[torch.Tensor]:
         with torch.set_grad_enabled(trains):
@@ -142,7 +138,7 @@ def _experts(size: tuple[int, int, int], precision: str, device: torch.device) -
             out = swiglu_experts(x, w_gate_up, w_down, index, weights, backend=backend, precision=precision)
             return [out.detach(), *(torch.autograd.grad(out, own, d_out) if trains else ())]
 
-    return partial(make, "hopper"), partial(make, "portable")
+    return make
 
 
 def _draw(source: torch.Generator, device: torch.device, *sizes: int) -> torch.Tensor:

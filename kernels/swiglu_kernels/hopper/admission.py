@@ -12,7 +12,7 @@ import functools
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,8 @@ def shipped(version: str) -> Verdicts | None:
     if not of_version:
         return None
     first, *others = of_version
-    kernels = {
-        name: {"refused": next(filter(None, (verdicts.refused(name) for verdicts in of_version)), "")}
-        for name in KERNELS
-    }
-    return Verdicts(first.triton, first.torch, first.gpu, first.sources, first.at, kernels) if others else first
+    refused = {name: next(filter(None, (verdicts.refused(name) for verdicts in of_version)), "") for name in KERNELS}
+    return replace(first, kernels={name: {"refused": why} for name, why in refused.items()}) if others else first
 
 
 @functools.cache

@@ -159,12 +159,9 @@ if GLUON_MISSING is None:
 
 
 def missing_for(kernel: str, capability: Capability | None, *operands: torch.Tensor) -> str | None:
-    """Say what rules out a kernel for a GPU and these operands, or return None.
+    """Say what rules out a kernel of `admission.KERNELS` for a GPU and these matrices, or return None.
 
-    Args:
-        kernel: its name in `admission.KERNELS`.
-        capability: of the GPU that would run it; None for none.
-        operands: matrices; their strides are for `fits_tma` to judge.
+    Their strides are for `fits_tma` to judge.
     """
     if capability is None or capability[0] != 9:
         return "the kernel is for compute capability 9.0"

@@ -109,19 +109,11 @@ def _forward(
         raise ValueError(f"{type(module).__name__}: swiglu_kernels cannot take the place of its experts, {gate}")
     activation, alpha, limit, up_offset = gate
     w_gate_up, w_down = module.gate_up_proj, module.down_proj
+    if module.is_transposed:
+        w_gate_up, w_down = w_gate_up.mT, w_down.mT
+    biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
     return swiglu_experts(
-        hidden_states,
-        w_gate_up.mT if module.is_transposed else w_gate_up,
-        w_down.mT if module.is_transposed else w_down,
-        top_k_index,
-        top_k_weights,
-        b_gate_up=module.gate_up_proj_bias if module.has_bias else None,
-        b_down=module.down_proj_bias if module.has_bias else None,
-        activation=activation,
-        alpha=alpha,
-        limit=limit,
-        up_offset=up_offset,
-        interleaved=not module.is_concatenated,
-        recompute=recompute,
-        precision=precision,
-    )
+        hidden_states, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up=biases[0], b_down=biases[1],
+        activation=activation, alpha=alpha, limit=limit, up_offset=up_offset, interleaved=not module.is_concatenated,
+        recompute=recompute, precision=precision,
+    )  # fmt: skip

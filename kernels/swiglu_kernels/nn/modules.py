@@ -5,9 +5,8 @@
     FusedSwiGLUPackedMLP   gate_up_proj, down_proj           the same with gate above up in one matrix: Phi-3
     FusedSwiGLUExperts     gate_up_proj, down_proj           such a block for each expert, stacked: Mixtral, Qwen3-MoE
 
-The projections are ordinary `torch.nn.Linear` submodules, so state_dict keys, initialisation, optimisers and sharding
-are those of the stock module. Only their parameters are read: the fused op takes the place of their `forward`. What
-needs that forward (an adapter, a hook, a quantised weight) is refused with a TypeError, never passed over.
+The projections are ordinary `torch.nn.Linear` submodules, of which only the parameters are read. What needs their
+forward (an adapter, a hook, a quantised weight) is refused with a TypeError, never passed over.
 
 All of them work under autocast, activation checkpointing, torch.compile(fullgraph=True), CUDA graphs, DDP and FSDP2
 (`fully_shard` on the module or around it, not on its projections), and split over the ranks of a tensor-parallel group
@@ -17,7 +16,6 @@ All of them work under autocast, activation checkpointing, torch.compile(fullgra
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -56,7 +54,12 @@ class Options:
     @property
     def recipe(self) -> str | None:
         """How products are quantised, if they are."""
-        return self.precision.removeprefix("fp8-") if self.precision.startswith("fp8-") else None
+        return recipe_of(self.precision)
+
+
+def recipe_of(precision: str) -> str | None:
+    """Return how products of a precision are quantised, None for operands as they are."""
+    return precision.removeprefix("fp8-") if precision.startswith("fp8-") else None
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -101,22 +104,10 @@ def _backend(module: nn.Module) -> str:
     return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
 
 
-class _Codes:
-    """A weight's codes and scales, and what to know the weight by, whose memory is held: no other gets its address."""
-
-    def __init__(self, weight: torch.Tensor, recipe: str) -> None:
-        self._weight, self._version = weight.detach(), _version(weight)
-        self.quantised = fp8.quantise(weight, recipe, weight=True)
-
-    def are_of(self, weight: torch.Tensor) -> bool:
-        mine = self._weight
-        return (mine.data_ptr(), mine.shape, mine.stride(), mine.dtype, self._version) == (
-            weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, _version(weight),
-        )  # fmt: skip
-
-
-def _version(weight: torch.Tensor) -> int:
-    return 0 if weight.is_inference() else weight._version
+def _known_by(weight: torch.Tensor) -> tuple[Any, ...]:
+    """What a weight's codes are kept under, while its memory is held: no other gets its address."""
+    version = 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
 
 
 class KeepsCodes:
@@ -124,7 +115,8 @@ class KeepsCodes:
 
     _recipe: str | None
     """How products are quantised, if they are."""
-    _codes: list["_Codes"] | None = None
+    _codes: list[tuple[tuple[Any, ...], torch.Tensor, fp8.Operand]] | None = None
+    """What each weight is known by, the weight, and its codes and scales."""
 
     def keep_codes(self, keep: bool = True) -> Self:
         """Quantise the weights once for many calls under `torch.no_grad()`, not in each; for fp8, in inference.
@@ -151,9 +143,12 @@ class KeepsCodes:
             self._codes.clear()
             return weights
         assert self._recipe
-        if not all(map(_Codes.are_of, self._codes, weights)) or len(self._codes) != len(weights):
-            self._codes[:] = [_Codes(weight, self._recipe) for weight in weights]
-        return [codes.quantised for codes in self._codes]
+        if [known for known, _, _ in self._codes] != list(map(_known_by, weights)):
+            self._codes[:] = [
+                (_known_by(weight), weight.detach(), fp8.quantise(weight, self._recipe, weight=True))
+                for weight in weights
+            ]
+        return [quantised for *_, quantised in self._codes]
 
 
 class FusedModule(KeepsCodes, nn.Module):
@@ -165,10 +160,23 @@ class FusedModule(KeepsCodes, nn.Module):
     tensor_parallel: "Split | None" = None
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
 
-    def __init__(self, **options: str) -> None:
-        """Take the options of the gradients; raises ValueError for an unknown value."""
+    def __init__(
+        self, layers: dict[str, tuple[int, int]], *, bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, **options: str,
+    ) -> None:  # fmt: skip
+        """Take the options of the gradients, and make layers of so many features in and out."""
         super().__init__()
         self.options = Options(**options)
+        for name, (in_features, out_features) in layers.items():
+            setattr(self, name, nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype))
+
+    @classmethod
+    def _around(cls, sizes: tuple[int, int], options: dict[str, Any], **linears: nn.Linear) -> Self:
+        """Build the module around existing layers."""
+        module = cls(*sizes, device="meta", **options)  # type: ignore[call-arg, arg-type]
+        for name, linear in linears.items():
+            setattr(module, name, linear)
+        return module
 
     backend = property(_backend)
 
@@ -224,14 +232,18 @@ class FusedModule(KeepsCodes, nn.Module):
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
-        recipe = self.options.recipe
-        call: Callable[..., torch.Tensor] = (
-            partial(fp8.swiglu_mlp_fp8, recipe=recipe)
-            if recipe
-            else partial(swiglu_mlp, input_grad=self.options.input_grad)
-        )
-        how = {"activation": self.gate_activation, "weight_grad": weight_grad, "save": self.options.save}
-        return call(x, *(self._in_fp8(weights) if recipe else weights), *biases, **how)
+        how = {"activation": self.gate_activation, "weight_grad": weight_grad}
+        return self._call(swiglu_mlp, fp8.swiglu_mlp_fp8, x, weights, biases, **how)
+
+    def _call(
+        self, plain: Callable[..., torch.Tensor], of_codes: Callable[..., torch.Tensor], x: torch.Tensor,
+        weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], **how: str,
+    ) -> torch.Tensor:  # fmt: skip
+        """Call one of two operations, by the precision, with the options."""
+        recipe, save = self.options.recipe, self.options.save
+        if recipe:
+            return of_codes(x, *self._in_fp8(weights), *biases, recipe=recipe, save=save, **how)
+        return plain(x, *weights, *biases, input_grad=self.options.input_grad, save=save, **how)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -251,11 +263,9 @@ class FusedSwiGLU(FusedModule):
     `up_proj.weight`, each [hidden_features, in_features].
 
     Args:
-        in_features: size of the last dimension of x.
-        hidden_features: size of the last dimension of the result.
-        bias: give both projections a bias, [hidden_features].
-        device: of the parameters.
-        dtype: of the parameters; float32, float16 or bfloat16.
+        in_features, hidden_features: sizes of the last dimension of x and of the result.
+        bias: give the projections biases.
+        device, dtype: of the parameters; float32, float16 or bfloat16.
         options: how gradients are made, as in `swiglu_glu`.
             weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
             save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
@@ -269,22 +279,15 @@ class FusedSwiGLU(FusedModule):
     x: [..., in_features] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_features].
     """
 
-    def __init__(
-        self, in_features: int, hidden_features: int, *, bias: bool = False, device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None, **options: str,
-    ) -> None:  # fmt: skip
-        super().__init__(**options)
-        self.gate_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
-        self.up_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+
+    def __init__(self, in_features: int, hidden_features: int, **how: Any) -> None:
+        super().__init__(dict.fromkeys(("gate_proj", "up_proj"), (in_features, hidden_features)), **how)
 
     @classmethod
     def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, **options: Any) -> Self:
-        """Build the module around existing layers, which it shares: nothing is copied.
-
-        Args:
-            gate_proj: in_features -> hidden_features.
-            up_proj: of the same size.
-            options: `weight_grad`, `save`, `input_grad`, `precision`.
+        """Build the module around existing layers, which it shares: nothing is copied. `options` are the class's.
 
         Raises:
             TypeError: one of the layers is not a torch.nn.Linear.
@@ -292,9 +295,8 @@ class FusedSwiGLU(FusedModule):
         """
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
-        module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
-        module.gate_proj, module.up_proj = gate_proj, up_proj
-        return module
+        sizes = gate_proj.in_features, gate_proj.out_features
+        return cls._around(sizes, options, gate_proj=gate_proj, up_proj=up_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return silu(gate_proj(x)) * up_proj(x): [..., in_features] -> [..., hidden_features].
@@ -304,14 +306,8 @@ class FusedSwiGLU(FusedModule):
             ValueError: x is on another device or its last dimension is not in_features.
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
-        how = self.options
-        call: Callable[..., torch.Tensor] = (
-            partial(fp8.swiglu_glu_fp8, recipe=how.recipe)
-            if how.recipe
-            else partial(swiglu_glu, input_grad=how.input_grad)
-        )
-        operands = self._in_fp8(weights) if how.recipe else weights
-        z = call(x, *operands, *biases, weight_grad=how.weight_grad, save=how.save)
+        weight_grad = self.options.weight_grad
+        z = self._call(swiglu_glu, fp8.swiglu_glu_fp8, x, weights, biases, weight_grad=weight_grad)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 
@@ -324,49 +320,33 @@ class FusedSwiGLUMLP(FusedModule):
     Args:
         hidden_size: size of the last dimension of x and of the result.
         intermediate_size: size of the last dimension of what the gate yields.
-        bias: give all three projections a bias.
-        device: of the parameters.
-        dtype: of the parameters; float32, float16 or bfloat16.
-        options: as for `FusedSwiGLU`; weight_grad="none" treats gate_proj and up_proj as frozen.
-
-    Raises:
-        ValueError: an option has an unknown value.
+        how: bias, device, dtype and options, as for `FusedSwiGLU`; weight_grad="none" treats gate_proj and up_proj as
+            frozen.
 
     x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
     """
 
-    def __init__(
-        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None, **options: str,
-    ) -> None:  # fmt: skip
-        super().__init__(**options)
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def __init__(self, hidden_size: int, intermediate_size: int, **how: Any) -> None:
+        gated = dict.fromkeys(("gate_proj", "up_proj"), (hidden_size, intermediate_size))
+        super().__init__({**gated, "down_proj": (intermediate_size, hidden_size)}, **how)
 
     @classmethod
     def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
-        """Build the module around existing layers, which it shares: nothing is copied.
-
-        Args:
-            gate_proj: hidden -> intermediate.
-            up_proj: of the same size.
-            down_proj: intermediate -> any size.
-            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
-        """
+        """Build the module around existing layers, as `FusedSwiGLU.from_linears`; down_proj yields any size."""
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
         _check_linear("down_proj", down_proj, gate_proj.out_features, None)
-        module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
-        module.gate_proj, module.up_proj, module.down_proj = gate_proj, up_proj, down_proj
-        return module
+        sizes = gate_proj.in_features, gate_proj.out_features
+        return cls._around(sizes, options, gate_proj=gate_proj, up_proj=up_proj, down_proj=down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return down_proj(silu(gate_proj(x)) * up_proj(x)): [..., hidden_size] -> [..., hidden_size].
 
-        Raises:
-            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
-            ValueError: x is on another device or its last dimension is not hidden_size.
+        Errors are those of `FusedSwiGLU.forward`.
         """
         return self._mlp(x)
 
@@ -381,31 +361,23 @@ class FusedSwiGLUPackedMLP(FusedModule):
     Args, errors and shapes: as for `FusedSwiGLUMLP`.
     """
 
-    def __init__(
-        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None, **options: str,
-    ) -> None:  # fmt: skip
-        super().__init__(**options)
-        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias, device=device, dtype=dtype)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
+    gate_up_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def __init__(self, hidden_size: int, intermediate_size: int, **how: Any) -> None:
+        layers = {"gate_up_proj": (hidden_size, 2 * intermediate_size), "down_proj": (intermediate_size, hidden_size)}
+        super().__init__(layers, **how)
 
     @classmethod
     def from_linears(cls, gate_up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
-        """Build the module around existing layers, which it shares: nothing is copied.
-
-        Args:
-            gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
-            down_proj: intermediate -> any size.
-            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
-        """
+        """Build the module around existing layers, as `FusedSwiGLU.from_linears`; the gate's rows come first."""
         _check_linear("gate_up_proj", gate_up_proj, None, None)
         if gate_up_proj.out_features % 2:
             raise ValueError(f"gate_up_proj: expected an even number of out_features, got {gate_up_proj.out_features}")
         intermediate_size = gate_up_proj.out_features // 2
         _check_linear("down_proj", down_proj, intermediate_size, None)
-        module = cls(gate_up_proj.in_features, intermediate_size, device="meta", **options)
-        module.gate_up_proj, module.down_proj = gate_up_proj, down_proj
-        return module
+        sizes = gate_up_proj.in_features, intermediate_size
+        return cls._around(sizes, options, gate_up_proj=gate_up_proj, down_proj=down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size]; errors: as FusedSwiGLUMLP's."""
@@ -424,9 +396,7 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
     no such module: `patch_model` sets its own experts to the same kernels.
 
     Args:
-        hidden_size: size of the last dimension of x and of the result.
-        intermediate_size: size of the last dimension of what the gate yields.
-        num_experts: how many experts there are.
+        hidden_size, intermediate_size, num_experts: the sizes.
         bias: give both projections of each expert a bias.
         options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute`, `backend` and `precision` of
             `swiglu_experts`; with "fp8-rowwise" weights are quantised in every call unless `keep_codes()`.
@@ -457,19 +427,12 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
 
     @property
     def _recipe(self) -> str | None:  # type: ignore[override]
-        precision = str(self.options.get("precision", "bf16"))
-        return precision.removeprefix("fp8-") if precision.startswith("fp8-") else None
+        return recipe_of(str(self.options.get("precision", "bf16")))
 
     def extra_repr(self) -> str:
         """Return the sizes, the options and the backend."""
-        sizes = ", ".join(map(str, self.gate_up_proj.shape))
-        return ", ".join(
-            [
-                f"gate_up_proj=[{sizes}]",
-                *(f"{name}={value!r}" for name, value in self.options.items()),
-                f"backend={self.backend!r}",
-            ]
-        )
+        options = [f"{name}={value!r}" for name, value in self.options.items()]
+        return ", ".join([f"gate_up_proj={list(self.gate_up_proj.shape)}", *options, f"backend={self.backend!r}"])
 
     def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""

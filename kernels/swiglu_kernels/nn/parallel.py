@@ -12,11 +12,9 @@ parameters. The kernels run on these alone; a call communicates where the ranks'
     sequence_parallel=False   nothing           all-reduce out    nothing           all-reduce dX
     sequence_parallel=True    all-gather x      reduce-scatter    all-gather dOut   reduce-scatter dX
 
-Each moves tokens x hidden elements. down_proj's bias is replicated and added once, to the sum.
-
-Everything here is torch.distributed's public interface, and so are the results: each DTensor states correctly which
-rows it holds, so `full_tensor`, distributed checkpoints and loading into another number of ranks work. For that, a
-packed module's matrix is split in two: in one DTensor, a rank's rows of gate and of up would not be adjacent.
+Each moves tokens x hidden elements. down_proj's bias is replicated and added once, to the sum. Each DTensor states
+which rows it holds, so `full_tensor`, distributed checkpoints and loading into another number of ranks work. For that,
+a packed module's matrix is split in two: in one DTensor, a rank's rows of gate and of up would not be adjacent.
 """
 
 from torch import nn

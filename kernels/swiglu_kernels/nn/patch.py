@@ -1,10 +1,8 @@
 """patch_model: put the fused op into the MLPs of a Hugging Face model that exists already; unpatch: take it out again.
 
-A module is patched by giving it another class, as fully_shard does: the module object stays where it is and keeps its
-projections, parameters, hooks, training mode and names, so optimisers, tied weights and references to it stay valid.
-`LAYOUTS` says which arrangements are known, and by class name which forwards are known to compute just that. Nothing
-here imports transformers. Any other class of such an arrangement has to pass a self-check first: a few tokens through
-its forward and through the fused module. Whatever looks like a gated MLP and is left alone is reported with the reason.
+A module is patched by giving it another class, as fully_shard does: optimisers, tied weights and references to it stay
+valid. `LAYOUTS` says which arrangements are known, and by class name which forwards are known to compute just that. Any
+other class of such an arrangement has to pass a self-check first. Nothing here imports transformers.
 """
 
 import dataclasses
@@ -48,27 +46,18 @@ class Layout:
         return (*self.gated, self.down)
 
 
+_OF_LLAMA = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 LAYOUTS = (
-    Layout(
-        gated=("gate_proj", "up_proj"),
-        down="down_proj",
-        fused=FusedSwiGLUMLP,
-        classes=frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}),
-    ),
-    Layout(gated=("gate_up_proj",), down="down_proj", fused=FusedSwiGLUPackedMLP, classes=frozenset({"Phi3MLP"})),
+    Layout(("gate_proj", "up_proj"), "down_proj", FusedSwiGLUMLP, _OF_LLAMA),
+    Layout(("gate_up_proj",), "down_proj", FusedSwiGLUPackedMLP, frozenset({"Phi3MLP"})),
 )
 OTHER_NAMES = frozenset({"w1", "w2", "w3"})
 """What the three projections are called in models that no layout describes."""
 ACTIVATION_NAMES = ("act_fn", "activation_fn", "act", "activation")
 """Where an MLP has its activation; the first that is there counts."""
-ACTIVATION_CLASSES = {
-    "SiLU": "silu",
-    "SiLUActivation": "silu",
-    "GELUTanh": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh",
-    "NewGELUActivation": "gelu_tanh",
-    "FastGELUActivation": "gelu_tanh",
-}
+ACTIVATION_CLASSES = dict.fromkeys(("SiLU", "SiLUActivation"), "silu") | dict.fromkeys(
+    ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation", "FastGELUActivation"), "gelu_tanh"
+)
 CHECK_REACH = (1.0, 10.0, 100.0)
 """Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
@@ -104,36 +93,25 @@ class PatchReport:
     """What else there is to know: that nothing looks like an MLP, or that nothing is gained on this device."""
 
     def __str__(self) -> str:
-        lines = [f"changed {len(self.changed)}, left alone {len(self.left_alone)}"]
-        lines += [
-            f"  {change.path or '(the model)'}: {change.old_class} -> {change.new_class}" for change in self.changed
-        ]
-        lines += [
-            f"  {module.path or '(the model)'}: {module.class_name} left alone: {module.reason}"
-            for module in self.left_alone
-        ]
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+        done = [(change.path, f"{change.old_class} -> {change.new_class}") for change in self.changed]
+        done += [(module.path, f"{module.class_name} left alone: {module.reason}") for module in self.left_alone]
+        lines = [f"{path or '(the model)'}: {what}" for path, what in done]
+        counts = f"changed {len(self.changed)}, left alone {len(self.left_alone)}"
+        return "\n  ".join([counts, *lines, *self.notes])
 
 
 def patch_model(
-    model: nn.Module,
-    *,
-    classes: Collection[str] = (),
-    weight_grad: str = "auto",
-    save: str = "auto",
-    input_grad: str = "auto",
-    precision: str = "bf16",
-) -> PatchReport:
+    model: nn.Module, *, classes: Collection[str] = (), weight_grad: str = "auto", save: str = "auto",
+    input_grad: str = "auto", precision: str = "bf16",
+) -> PatchReport:  # fmt: skip
     """Let the gated MLPs of a model run on the fused op, in place.
 
     Known are the MLPs of Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Phi-3. Any other module with `gate_proj`,
     `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, and SiLU or GELU's
     tanh approximation as its activation is taken if it passes a self-check: a few tokens through its own forward, in
-    both training modes, and through the fused module, with its own weights, agree within what their dtype rounds. The
-    MLPs of Gemma, Gemma 2 and 3, OLMo 2, SmolLM3, Granite, Cohere 2 and GLM-4 are taken this way. Experts of
-    transformers 5 (of Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss, OLMoE, GLM-4-MoE and the others that its experts
-    interface serves) run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other
-    experts whose weights are stacked in one tensor are left alone, and the report names them.
+    both training modes, and through the fused module agree within what their dtype rounds. Experts of transformers 5
+    run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other experts whose
+    weights are stacked in one tensor are left alone, and the report names them.
 
     Parameters, state_dict, hooks on the MLP and training mode are untouched, so a checkpoint saved before or after
     loads into the stock model and back. Load weights first: the self-check needs them. Patch before parallelize_module
@@ -145,9 +123,7 @@ def patch_model(
         classes: names of classes in the model whose forward is `down_proj(act_fn(gate_proj(x)) * up_proj(x))` (or
             Phi-3's) and nothing else. Their attributes are checked, but their forward is trusted without the
             self-check, for example because the weights are on the meta device, or all zero.
-        weight_grad: see `swiglu_glu`.
-        save: see `swiglu_glu`; with "input", experts recompute gate and up, too.
-        input_grad: see `swiglu_glu`.
+        weight_grad, save, input_grad: see `swiglu_glu`; with save="input", experts recompute gate and up, too.
         precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise": see `swiglu_mlp_fp8`. An MLP whose
             sizes are no multiples of 16 is left alone then, and so are such experts (see `swiglu_experts`), with
             "fp8-blockwise" all.
@@ -177,7 +153,7 @@ def patch_model(
     changed, left_alone, without_kernels = [], [], set[str]()
     for path, module, layout in candidates:
         name = type(module).__name__
-        reason = _why_not_layout(module) if layout is None else _why_not(module, layout, classes, options)
+        reason = _why_not_layout(module) if layout is None else next(_reasons(module, layout, classes, options), None)
         if layout is None or reason is not None:
             left_alone.append(LeftAlone(path, name, reason or ""))
             continue
@@ -193,32 +169,24 @@ def patch_model(
             continue
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
         without_kernels |= _without_kernels(module)
-    notes = _notes(model, without_kernels, bool(candidates or experts))
-    return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
-
-
-def _notes(model: nn.Module, without_kernels: set[str], found: bool) -> list[str]:
-    """Say where nothing is gained, and that nothing was found."""
     notes = []
     if without_kernels:
         notes.append(
             f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
             "operations; the kernels run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
         )
-    if not found:
-        layouts = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
-        notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {layouts}")
-    return notes
+    if not candidates and not experts:
+        known = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
+        notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {known}")
+    return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
 
 
 def _without_kernels(module: nn.Module) -> set[str]:
-    """Return the device of a module where no kernel runs on it."""
     device = next(module.parameters()).device
     return {str(device)} if device.type != "meta" and backend_for(device) == "torch" else set()
 
 
 def _implementation(module: Any) -> str:
-    """Say which experts implementation a module's configuration has."""
     return f"experts_implementation={module.config._experts_implementation!r}"
 
 
@@ -251,13 +219,11 @@ def _set_experts(model: nn.Module, experts: list[tuple[str, nn.Module]], options
 
 
 def _experts_implementation(owner: Any) -> Any:
-    """Return what `set_experts_implementation` takes to bring back how it is set now."""
     by_part = getattr(owner, "get_experts_implementation", None)
     return owner.config._experts_implementation if by_part is None else by_part()
 
 
 def _why_not_experts(module: Any, options: Options) -> str | None:
-    """Return the first reason to leave experts alone."""
     if module.config._experts_implementation in NAMES.values():
         return f"it already has {_implementation(module)}"
     if options.weight_grad == "none":
@@ -275,24 +241,22 @@ def _why_not_experts_in_fp8(module: Any, precision: str) -> str | None:
     if precision not in fp8_experts.PRECISIONS:
         return f"precision={precision!r} is not for experts"
     weights, depth = (module.gate_up_proj, module.down_proj), 1 if module.is_transposed else 2
-    hidden, intermediate = (weight.shape[depth] for weight in weights)
-    dtype = weights[0].dtype
-    if dtype not in fp8.DTYPES:
-        return f"its weights are {dtype}, and fp8 products are for bfloat16 and float16"
-    return fp8.why_not_sizes((("hidden", hidden), ("intermediate", intermediate)))
+    return _why_not_in_fp8("its weights are", weights[0], *(weight.shape[depth] for weight in weights))
+
+
+def _why_not_in_fp8(whose: str, weight: torch.Tensor, *sizes: int) -> str | None:
+    """Say why weights like this one, of layers with hidden, intermediate and hidden_out features, are not for fp8."""
+    if weight.dtype not in fp8.DTYPES:
+        return f"{whose} {weight.dtype}, fp8 products are for bfloat16 and float16"
+    return fp8.why_not_sizes(tuple(zip(("hidden", "intermediate", "hidden_out"), sizes, strict=False)))
 
 
 def unpatch(model: nn.Module) -> PatchReport:
     """Give the modules that `patch_model` changed their own class back; without such modules nothing happens.
 
-    Projections are left as they are now, also where they were replaced since.
-
-    Args:
-        model: the model given to `patch_model`, a part of it, a copy, or something around it.
-
-    Returns:
-        What changed. A patched module that was given yet another class since, by fully_shard for one, is left alone,
-        and so is one that is split over ranks.
+    The model is the one given to `patch_model`, a part of it, a copy, or something around it. Projections are left as
+    they are now. A patched module that was given yet another class since, by fully_shard for one, is left alone, and so
+    is one that is split over ranks.
 
     Raises:
         TypeError: model is not a torch.nn.Module.
@@ -301,13 +265,11 @@ def unpatch(model: nn.Module) -> PatchReport:
     changed, left_alone = [], []
     for _, owner in [named for named in model.named_modules() if _STOCK_EXPERTS in named[1].__dict__]:
         owner.set_experts_implementation(owner.__dict__.pop(_STOCK_EXPERTS))
-        changed += [
-            Changed(
-                path, f"{type(module).__name__}, swiglu_kernels", f"{type(module).__name__}, {_implementation(module)}"
-            )
-            for path, module in model.named_modules()
-            if takes_part(module) and any(module is part for part in owner.modules())
-        ]
+        parts = set(map(id, owner.modules()))
+        for path, module in model.named_modules():
+            if takes_part(module) and id(module) in parts:
+                name = type(module).__name__
+                changed.append(Changed(path, f"{name}, swiglu_kernels", f"{name}, {_implementation(module)}"))
     for path, module in model.named_modules():
         stock = module.__dict__.get(_STOCK_CLASS)
         if stock is None:
@@ -315,15 +277,15 @@ def unpatch(model: nn.Module) -> PatchReport:
         name = type(module).__name__
         if getattr(module, "tensor_parallel", None) is not None:
             reason = f"{stock.__name__} would not add up what its ranks compute: it is split over them"
-            left_alone.append(LeftAlone(path, name, reason))
+        elif not any(type(module) is layout.fused for layout in LAYOUTS):
+            reason = f"it was {stock.__name__} and got this class after patch_model"
+        else:
+            module.__class__ = stock
+            for attribute in ("options", "gate_activation", _STOCK_CLASS):
+                module.__dict__.pop(attribute, None)
+            changed.append(Changed(path, name, stock.__name__))
             continue
-        if not any(type(module) is layout.fused for layout in LAYOUTS):
-            left_alone.append(LeftAlone(path, name, f"it was {stock.__name__} and got this class after patch_model"))
-            continue
-        module.__class__ = stock
-        for attribute in ("options", "gate_activation", _STOCK_CLASS):
-            module.__dict__.pop(attribute, None)
-        changed.append(Changed(path, name, stock.__name__))
+        left_alone.append(LeftAlone(path, name, reason))
     return PatchReport(tuple(changed), tuple(left_alone))
 
 
@@ -342,7 +304,6 @@ def _check_classes(classes: Collection[str], candidates: list[nn.Module]) -> Non
 
 
 def _fused_attributes(module: nn.Module, options: Options) -> dict[str, Any]:
-    """Return what a module's __dict__ gains with the fused class."""
     attributes = {_STOCK_CLASS: type(module), "options": options}
     _, activation = _activation(module)
     return attributes if activation == "silu" else {**attributes, "gate_activation": activation}
@@ -364,16 +325,12 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Layout | Non
 
 def _stacked(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the module's own weights that hold several experts each."""
-    weights: dict[str, torch.Tensor] = {
-        name: parameter
-        for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.dim() > 2
-    }
+    own = module._parameters.items()
+    weights: dict[str, torch.Tensor] = {name: weight for name, weight in own if weight is not None and weight.dim() > 2}
     return weights if "down_proj" in weights or "expert" in type(module).__name__.lower() else {}
 
 
 def _why_not_layout(module: nn.Module) -> str:
-    """Say why a module that no layout describes is left alone."""
     stacked = ", ".join(f"{name} {list(weight.shape)}" for name, weight in _stacked(module).items())
     if stacked:
         return f"its experts are stacked in {stacked}; what is patched has a torch.nn.Linear for each projection"
@@ -388,57 +345,57 @@ def _check_fp8_devices(modules: list[nn.Module]) -> None:
             raise ValueError(f"precision: {reason}; patch the model where it will run, or leave precision out")
 
 
-def _why_not(module: nn.Module, layout: Layout, classes: Collection[str], options: Options) -> str | None:
-    """Return the first reason to leave a module alone."""
+def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], options: Options) -> Iterator[str]:
+    """Yield reasons to leave a module alone; after the first the next ones have no meaning."""
+    linears: dict[str, Any] = {name: getattr(module, name) for name in layout.projections}
     if isinstance(module, FusedModule):
         advice = "; unpatch first to change options" if _STOCK_CLASS in module.__dict__ else ""
-        return f"already fused ({module.extra_repr()}){advice}"
+        yield f"already fused ({module.extra_repr()}){advice}"
     if "forward" in module.__dict__:
-        return "its forward was replaced"
-    reason = _why_not_projections(module, layout) or _why_not_attributes(module, layout) or _why_not_activation(module)
-    if reason is None and options.recipe:
-        reason = _why_not_fp8(module, layout)
-    if reason is not None or type(module).__name__ in layout.classes.union(classes):
-        return reason
-    return _why_not_shapes(module, layout) or _why_not_call(module) or _why_not_same(module, layout)
-
-
-def _why_not_projections(module: nn.Module, layout: Layout) -> str | None:
-    linears: dict[str, Any] = {name: getattr(module, name) for name in layout.projections}
+        yield "its forward was replaced"
     for name, linear in linears.items():
-        reason = why_not_plain(linear)
-        if reason is not None:
-            return f"{name}: {reason}"
+        if (reason := why_not_plain(linear)) is not None:
+            yield f"{name}: {reason}"
         # A subclass of Parameter or Tensor is quantised, sharded (patch first) or otherwise not what it seems.
         if type(linear.weight) is not nn.Parameter:
-            return f"{name}: its weight is a {type(linear.weight).__name__}, not a plain torch.nn.Parameter"
+            yield f"{name}: its weight is a {type(linear.weight).__name__}, not a plain torch.nn.Parameter"
         if linear.weight.dtype not in KERNEL_DTYPES:
-            return f"{name}: its weight is {linear.weight.dtype}, the kernels compute in float32, float16 and bfloat16"
+            yield f"{name}: its weight is {linear.weight.dtype}, the kernels compute in float32, float16 and bfloat16"
     if len({(linear.weight.dtype, linear.weight.device) for linear in linears.values()}) > 1:
-        return "its projections differ in dtype or device"
-    return None
-
-
-def _why_not_fp8(module: nn.Module, layout: Layout) -> str | None:
-    weight = getattr(module, layout.down).weight
-    if weight.dtype not in fp8.DTYPES:
-        return f"{layout.down}: its weight is {weight.dtype}, fp8 products are for float16 and bfloat16"
-    (hidden_out, intermediate), hidden = weight.shape, getattr(module, layout.gated[0]).weight.shape[1]
-    return fp8.why_not_sizes((("hidden", hidden), ("intermediate", intermediate), ("hidden_out", hidden_out)))
-
-
-def _why_not_attributes(module: nn.Module, layout: Layout) -> str | None:
-    further = set(module._modules) - {*layout.projections, _activation(module)[0]}
-    further |= set(module._parameters) | set(module._buffers)
-    if further:
-        return f"it has more than the projections and the activation: {', '.join(sorted(further))}"
-    taken = sorted(_OWN_ATTRIBUTES.intersection(vars(module)))
-    if taken:
-        return f"the fused module needs these of its attributes for itself: {', '.join(taken)}"
+        yield "its projections differ in dtype or device"
+    where, known = _activation(module)
+    if further := (set(module._modules) - {*linears, where}) | set(module._parameters) | set(module._buffers):
+        yield f"it has more than the projections and the activation: {', '.join(sorted(further))}"
+    if taken := sorted(_OWN_ATTRIBUTES.intersection(vars(module))):
+        yield f"the fused module needs these of its attributes for itself: {', '.join(taken)}"
     # Older transformers computed the MLP in slices then.
     if (getattr(getattr(module, "config", None), "pretraining_tp", None) or 1) > 1:
-        return "config.pretraining_tp is above 1"
-    return None
+        yield "config.pretraining_tp is above 1"
+    if where is None:
+        yield f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
+    activation = getattr(module, str(where))
+    if known is None:
+        own = getattr(activation, "__name__", type(activation).__name__)
+        yield f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
+    if isinstance(activation, nn.Module) and (reason := why_not_bare(activation)) is not None:
+        yield f"{where}: {reason}"
+    gated, down = [linears[name].weight for name in layout.gated], linears[layout.down].weight
+    if options.recipe:
+        sizes = gated[0].shape[1], down.shape[1], down.shape[0]
+        if (reason := _why_not_in_fp8(f"{layout.down}: its weight is", down, *sizes)) is not None:
+            yield reason
+    if type(module).__name__ in layout.classes.union(classes):
+        return
+    if len({weight.shape for weight in gated}) > 1 or sum(len(weight) for weight in gated) != 2 * down.shape[1]:
+        shapes = ", ".join(str(tuple(weight.shape)) for weight in (*gated, down))
+        yield f"the weights of {', '.join(layout.projections)} do not fit together: {shapes}"
+    if type(module).__call__ is not nn.Module.__call__:
+        yield "its class has its own __call__"
+    takes = list(inspect.signature(type(module).forward).parameters)[1:]
+    if len(takes) != 1:
+        yield f"its forward takes {', '.join(takes) or 'nothing'}, not one tensor"
+    if (reason := _why_not_same(module, layout)) is not None:
+        yield reason
 
 
 def _activation(module: nn.Module) -> tuple[str | None, str | None]:
@@ -452,36 +409,6 @@ def _activation(module: nn.Module) -> tuple[str | None, str | None]:
     if isinstance(activation, functools.partial) and (activation.func, activation.args) == (F.gelu, ()):
         return name, "gelu_tanh" if activation.keywords == {"approximate": "tanh"} else None
     return name, ACTIVATION_CLASSES.get(type(activation).__name__) if isinstance(activation, nn.Module) else None
-
-
-def _why_not_activation(module: nn.Module) -> str | None:
-    name, known = _activation(module)
-    if name is None:
-        return f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
-    activation = getattr(module, name)
-    if known is None:
-        own = getattr(activation, "__name__", type(activation).__name__)
-        return f"{name}: its activation is {own}, not SiLU or the tanh approximation of GELU"
-    reason = why_not_bare(activation) if isinstance(activation, nn.Module) else None
-    return reason and f"{name}: {reason}"
-
-
-def _why_not_shapes(module: nn.Module, layout: Layout) -> str | None:
-    gated = [tuple(getattr(module, name).weight.shape) for name in layout.gated]
-    down = tuple(getattr(module, layout.down).weight.shape)
-    rows = sum(shape[0] for shape in gated)
-    if len(set(gated)) > 1 or rows != 2 * down[1]:
-        shapes = ", ".join(map(str, (*gated, down)))
-        return f"the weights of {', '.join(layout.projections)} do not fit together: {shapes}"
-    return None
-
-
-def _why_not_call(module: nn.Module) -> str | None:
-    """Say why a call is more than the forward of one tensor."""
-    if type(module).__call__ is not nn.Module.__call__:
-        return "its class has its own __call__"
-    takes = list(inspect.signature(type(module).forward).parameters)[1:]
-    return None if len(takes) == 1 else f"its forward takes {', '.join(takes) or 'nothing'}, not one tensor"
 
 
 def _why_not_same(module: nn.Module, layout: Layout) -> str | None:

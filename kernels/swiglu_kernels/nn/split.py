@@ -59,17 +59,14 @@ class Split:
         out = summed.to_local()
         if bias is not None:
             if self.sequence_dim is not None:  # each rank's gradient is of its own tokens
-                bias = self._summed_in_backward(bias)
+                bias = DTensor.from_local(bias, self.mesh, [Replicate()], run_check=False)
+                bias = bias.to_local(grad_placements=[Partial()])
             out = out + bias.to(out.dtype)
         return out if self.use_local_output else DTensor.from_local(out, self.mesh, [placement], run_check=False)
 
     def columns(self, z: torch.Tensor) -> torch.Tensor:
         """Return this rank's columns of a result without a down projection, as RowwiseParallel takes them."""
         return z if self.use_local_output else DTensor.from_local(z, self.mesh, [Shard(-1)], run_check=False)
-
-    def _summed_in_backward(self, tensor: torch.Tensor) -> torch.Tensor:
-        replicated = DTensor.from_local(tensor, self.mesh, [Replicate()], run_check=False)
-        return replicated.to_local(grad_placements=[Partial()])
 
     def _placement(self, tensor: torch.Tensor) -> Placement:
         dim = self._sequence_dim(tensor)

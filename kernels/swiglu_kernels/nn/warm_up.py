@@ -41,14 +41,10 @@ class WarmUp:
 
 
 def warm_up(
-    module_or_shapes: nn.Module | Iterable[tuple[int, int]],
-    tokens: Iterable[int] | None = None,
-    *,
-    top_k: int | None = None,
-    gradients: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
+    module_or_shapes: nn.Module | Iterable[tuple[int, int]], tokens: Iterable[int] | None = None, *,
+    top_k: int | None = None, gradients: bool = False, dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
-) -> WarmUp:
+) -> WarmUp:  # fmt: skip
     """Compile and choose kernels ahead, so that the first calls are as quick as the next ones.
 
     With token counts, one call is made for each, on zeros. Without, everything that any count from 1 to 16384 can
@@ -63,8 +59,7 @@ def warm_up(
         top_k: experts of a token; None: as the model's configuration says. Routing weights of the module's dtype and
             of fp32 are both tried.
         gradients: call with gradients and run the backward, too. No `.grad` is touched.
-        dtype: of x and weights, for shapes.
-        device: for shapes.
+        dtype, device: of x and weights, for shapes.
 
     Returns:
         How many kernels were compiled, how many calls made and how long it took; `print` it. Modules are called under
@@ -149,15 +144,13 @@ def _of_modules(model: nn.Module, top_k: int | None) -> list[Call]:
         alike += [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad) for leaf in own]
         if isinstance(module, FusedModule):
             found[(*alike, module.options, module.gate_activation)] = [(module, partial(_zeros_like, own[0]), own)]
-        elif isinstance(module, FusedSwiGLUExperts) or _runs_on_ours(module):
+        elif isinstance(module, FusedSwiGLUExperts) or (
+            takes_part(module) and getattr(module.config, "_experts_implementation", None) in NAMES.values()
+        ):
             found[(*alike, str(getattr(module, "options", "")))] = _of_experts(module, own, top_k)
     if not found:
         raise ValueError(f"{type(model).__name__} has no fused module: patch_model puts them in")
     return [call for calls in found.values() for call in calls]
-
-
-def _runs_on_ours(module: Any) -> bool:
-    return takes_part(module) and module.config._experts_implementation in NAMES.values()
 
 
 def _of_experts(module: Any, own: list[torch.Tensor], top_k: int | None) -> list[Call]:

@@ -41,6 +41,19 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...], mean
         raise ValueError(f"{name}: expected shape {tuple(expected)} ({meaning}), got {tuple(tensor.shape)}")
 
 
+def _check_x(x: object) -> torch.Tensor:
+    tensor = check_tensor("x", x)
+    if tensor.dim() == 0:
+        raise ValueError("x: expected at least one dimension, [..., hidden], got a scalar")
+    return tensor
+
+
+def _check_axes(**tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        if max(tensor.shape) > MAX_AXIS:
+            raise ValueError(f"{name}: expected every dimension up to {MAX_AXIS}, got {tuple(tensor.shape)}")
+
+
 def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise unless an option has one of its allowed values."""
     if value not in allowed:
@@ -60,11 +73,9 @@ def check_gate_up(gate: object, up: object) -> tuple[torch.Tensor, torch.Tensor]
 
 def check_glu(x: object, w_gate: object, w_up: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Check x [..., hidden] against w_gate and w_up [intermediate, hidden]."""
-    x_tensor = check_tensor("x", x)
+    x_tensor = _check_x(x)
     gate_tensor = check_like("w_gate", w_gate, "x", x_tensor)
     up_tensor = check_like("w_up", w_up, "x", x_tensor)
-    if x_tensor.dim() == 0:
-        raise ValueError("x: expected at least one dimension, [..., hidden], got a scalar")
     if gate_tensor.dim() != 2:
         raise ValueError(f"w_gate: expected two dimensions, [intermediate, hidden], got {tuple(gate_tensor.shape)}")
     if gate_tensor.shape[1] != x_tensor.shape[-1]:
@@ -73,9 +84,7 @@ def check_glu(x: object, w_gate: object, w_up: object) -> tuple[torch.Tensor, to
             f"got {tuple(gate_tensor.shape)}"
         )
     check_shape("w_up", up_tensor, gate_tensor.shape, "the shape of w_gate")
-    for name, tensor in (("x", x_tensor), ("w_gate", gate_tensor)):
-        if max(tensor.shape) > MAX_AXIS:
-            raise ValueError(f"{name}: expected every dimension up to {MAX_AXIS}, got {tuple(tensor.shape)}")
+    _check_axes(x=x_tensor, w_gate=gate_tensor)
     refuse_tangents(x_tensor, gate_tensor, up_tensor)
     return x_tensor, gate_tensor, up_tensor
 
@@ -102,10 +111,8 @@ def check_vector(
 
 def check_packed(x: object, w_gate_up: object, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Check x [..., hidden] against [2 * intermediate, hidden], or [hidden, 2 * intermediate] if transposed."""
-    x_tensor = check_tensor("x", x)
+    x_tensor = _check_x(x)
     weight = check_like("w_gate_up", w_gate_up, "x", x_tensor)
-    if x_tensor.dim() == 0:
-        raise ValueError("x: expected at least one dimension, [..., hidden], got a scalar")
     hidden = x_tensor.shape[-1]
     transposed = layout == "transposed"
     expected = f"[{hidden}, 2 * intermediate]" if transposed else f"[2 * intermediate, {hidden}]"
@@ -116,9 +123,7 @@ def check_packed(x: object, w_gate_up: object, layout: str) -> tuple[torch.Tenso
         )
     if weight.shape[1 if transposed else 0] % 2:
         raise ValueError(f"w_gate_up: expected {expected}, an even number of them, got {tuple(weight.shape)}")
-    for name, tensor in (("x", x_tensor), ("w_gate_up", weight)):
-        if max(tensor.shape) > MAX_AXIS:
-            raise ValueError(f"{name}: expected every dimension up to {MAX_AXIS}, got {tuple(tensor.shape)}")
+    _check_axes(x=x_tensor, w_gate_up=weight)
     refuse_tangents(x_tensor, weight)
     return x_tensor, weight
 
@@ -131,8 +136,7 @@ def check_down(w_down: object, w_gate: torch.Tensor, x: torch.Tensor) -> torch.T
             f"w_down: expected [hidden_out, {w_gate.shape[0]}] to match the first dimension of w_gate, "
             f"got {tuple(tensor.shape)}"
         )
-    if max(tensor.shape) > MAX_AXIS:
-        raise ValueError(f"w_down: expected every dimension up to {MAX_AXIS}, got {tuple(tensor.shape)}")
+    _check_axes(w_down=tensor)
     return tensor
 
 
@@ -140,11 +144,9 @@ def check_experts(
     x: object, w_gate_up: object, w_down: object, index: object, weights: object, b_gate_up: object, b_down: object
 ) -> None:
     """Check the operands of a mixture of experts, as `swiglu_experts` describes them."""
-    x_tensor = check_tensor("x", x)
+    x_tensor = _check_x(x)
     gate_up = check_like("w_gate_up", w_gate_up, "x", x_tensor)
     down = check_like("w_down", w_down, "x", x_tensor)
-    if x_tensor.dim() == 0:
-        raise ValueError("x: expected at least one dimension, [..., hidden], got a scalar")
     hidden = x_tensor.shape[-1]
     if gate_up.dim() != 3 or gate_up.shape[2] != hidden or gate_up.shape[1] % 2:
         raise ValueError(f"w_gate_up: expected [experts, 2 * intermediate, {hidden}], got {tuple(gate_up.shape)}")
@@ -166,9 +168,7 @@ def check_experts(
     for name, tensor in (("top_k_index", index), ("top_k_weights", routing)):
         if tensor.device != x_tensor.device:
             raise ValueError(f"{name}: expected device {x_tensor.device} as x has, got {tensor.device}")
-    for name, tensor in (("x", x_tensor), ("w_gate_up", gate_up), ("w_down", down)):
-        if max(tensor.shape) > MAX_AXIS:
-            raise ValueError(f"{name}: expected every dimension up to {MAX_AXIS}, got {tuple(tensor.shape)}")
+    _check_axes(x=x_tensor, w_gate_up=gate_up, w_down=down)
     if index.numel() + 128 * experts > MAX_AXIS:
         raise ValueError(f"top_k_index: expected up to {MAX_AXIS} rows with padding, got {index.numel()} pairs")
     refuse_tangents(x_tensor, gate_up, down, routing)

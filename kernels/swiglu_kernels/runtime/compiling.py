@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,33 +28,20 @@ Plain = dict[str, Any]
 """A launch that another process can make again."""
 
 
-class _Driver:
-    """Takes the place of Triton's driver while a kernel is compiled for a GPU that need not be there."""
-
-    def __init__(self, capability: Capability) -> None:
-        self._number = capability[0] * 10 + capability[1]
-
-    def get_current_device(self) -> int:
-        """Return a number for each target: Triton keeps what it has compiled by it."""
-        return 1000 + self._number
-
-    def get_current_target(self) -> Any:
-        """Return the GPU to compile for."""
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._number, 32)
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        """Return a stream on which nothing runs."""
-        return 0
-
-
 @contextlib.contextmanager
 def _compiling_for(capability: Capability) -> Iterator[None]:
+    """Put in the place of Triton's driver one of a GPU that need not be there."""
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
+    number = capability[0] * 10 + capability[1]
     before = getattr(driver, "_active", None)  # None: Triton looks for one when it needs it
-    driver.set_active(_Driver(capability))
+    target = GPUTarget("cuda", number, 32)
+    made = SimpleNamespace(
+        get_current_target=lambda: target, get_current_stream=lambda device=None: 0,
+        get_current_device=lambda: 1000 + number,  # a number for each target: Triton keeps what it has compiled by it
+    )  # fmt: skip
+    driver.set_active(made)
     try:
         yield
     finally:

@@ -1,16 +1,18 @@
 """Every private name of PyTorch that these kernels use: looked for once, and done without where a release has none.
 
     what is done with them                                                    what happens without
-    calls that were made before go past PyTorch's dispatcher (`repeat.py`)    every call goes through it
+    calls that were made before go past PyTorch's dispatcher (`door.py`)      every call goes through it
     operators with little between the call and the kernel (`operator.py`)     operators as `torch.library` makes them
-    a backward overwrites what its forward saved (`saved.py`)                 it allocates new buffers
+    a backward overwrites what its forward saved (`operator.py`)              it allocates new buffers
     calls that were made before are repeated from a record (`series.py`)      each launch is looked up by its arguments
-    tensors are compared with those of such calls (`kinds.py`)                they are compared one property at a time
+    tensors are compared with those of such calls (`door.py`)                 they are compared one property at a time
     products of fp8 alone are PyTorch's (`ops/fp8/choice.py`)                 they are the portable kernels'
 
 OFF says which of these are off here, and which names are missing.
 """
 
+import functools
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,7 +34,7 @@ def _find(*paths: str) -> tuple[list[Any], str]:
     return found, ", ".join(missing)
 
 
-(_dispatch_modes, _function_modes, _transforms, _profiler, _tracing, _level), _unwatched = _find(
+(dispatch_modes, function_modes, transforms, profiler, tracing, _level), _unwatched = _find(
     "_C._len_torch_dispatch_stack", "_C._len_torch_function_stack", "_C._are_functorch_transforms_active",
     "_C._autograd._profiler_enabled", "_C._get_tracing_state", "autograd.forward_ad._current_level",
 )  # fmt: skip
@@ -57,7 +59,11 @@ current_device: Callable[[], int] = _current_device or torch.cuda.current_device
 can_count, can_record = not _no_counts, not _no_record
 DispatchMode: Any = _dispatch_mode or object
 """What is done by PyTorch's dispatcher passes an object of this class while it is entered."""
-has_operators = not (_no_operators or _transforms is None)
+has_operators = not (_no_operators or transforms is None)
+can_see_watchers = not (_unwatched or _no_operators)
+"""Whether dispatch_modes, function_modes, transforms, profiler, tracing and dual_level are all there."""
+dual_level: Callable[[], int] = functools.partial(operator.attrgetter("_current_level"), forward_ad)
+"""How many levels of forward-mode differentiation are entered, less one."""
 _OFF = {
     "every call goes through PyTorch's dispatcher, some 30 us longer": _unwatched or _no_operators,
     "operators are those of torch.library, some 40 us longer": _no_operators,
@@ -70,26 +76,12 @@ OFF = tuple(f"{loss}: this PyTorch has no {missing}" for loss, missing in _OFF.i
 """One sentence for each thing that is off."""
 if OFF:
     warnings.warn(f"swiglu_kernels works, but {'; '.join(OFF)}", stacklevel=2)
-_SHORT = not (_unwatched or _no_operators)
 
 
 def multiply_blocks(codes: Any, scales: Any, b_codes: Any, b_scales: Any, out: Any) -> None:
     """Write the product of codes by blocks of 1 x 128 and b_codes by 128 x 128; scales as `_scaled_mm_v2` has them."""
     of_a, of_b = [_scaling.BlockWise1x128.value], [_scaling.BlockWise128x128.value]
     scaled_mm_v2(codes, b_codes, [scales], of_a, [], [b_scales], of_b, [], None, out.dtype, out=out)
-
-
-def watched() -> bool:
-    """Tell whether anybody may watch what the dispatcher does: a trace, transform, mode, autocast or the profiler."""
-    return not _SHORT or bool(
-        _dispatch_modes()
-        or _function_modes()
-        or _transforms()
-        or torch.is_autocast_enabled("cuda")
-        or _profiler()
-        or _tracing() is not None
-        or forward_ad._current_level >= 0
-    )
 
 
 def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
@@ -109,7 +101,7 @@ def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
 
 def transforms_active() -> bool:
     """Tell whether a transform of torch.func may be active."""
-    return _transforms is None or _transforms()
+    return transforms is None or transforms()
 
 
 def tangents_possible() -> bool:

@@ -27,18 +27,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.gate.formula import Formula
-from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
-from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime import compiling
 from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE, Capability, describing_for, triton
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.standalone.covering import covering, most_demanding
+from swiglu_kernels.standalone.covering import CLAMPED, TITLES, covering, meta, most_demanding
+from swiglu_kernels.standalone.workloads import Operands, dense_shapes
 
 FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
@@ -96,39 +94,22 @@ def launches(
     tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
 ) -> dict[str, Callable[[], Launch]]:
     """Name the launches of swiglu_glu, swiglu_mlp and their gradients at one shape; each is described when called."""
+    shapes, make = dense_shapes(tokens, hidden, intermediate), meta(dtype)
+    plain = Operands(shapes, lambda name, shape: None if name.startswith("bias") else make(name, shape))
+    interleaved = Operands(shapes, make, formula=CLAMPED)
+    for name in ("w_gate", "w_up", "d_w_gate", "d_w_up"):
+        setattr(interleaved, name, torch.empty(2 * intermediate, hidden, dtype=dtype, device="meta")[::2])
 
-    def tensor(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    x, z = tensor(tokens, hidden), tensor(tokens, intermediate)
-    weight, w_down = tensor(intermediate, hidden), tensor(hidden, intermediate)
-    biases = tensor(intermediate), tensor(intermediate)
-    clamped = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
-    interleaved = tensor(2 * intermediate, hidden)[::2]
-    with describing_for(capability):
-        last = forward_launch(x, weight, weight, z, (z, z)).then
-    found: dict[str, Callable[[], Launch]] = {
-        "forward": lambda: forward_launch(x, weight, weight, z, None),
-        **({} if last is None else {"forward, parts added up": lambda: last}),
-        "forward, gate and up stored": lambda: forward_launch(x, weight, weight, z, (z, z)),
-        "recompute": lambda: recompute_launch(z, x, weight, weight, (z, z)),
-        "dX on the fly": lambda: input_grad_launch(z, z, z, weight, weight, x),
-        "dX read": lambda: input_grad_launch(None, z, z, weight, weight, x),
-        "dW on the fly": lambda: weight_grad_launch(z, z, z, x, weight, weight),
-        "dW read": lambda: weight_grad_launch(None, z, z, x, weight, weight),
-        "forward, biases and clamp, interleaved": lambda: forward_launch(
-            x, interleaved, interleaved, z, (z, z), biases, clamped
-        ),
-        "dW read, interleaved": lambda: weight_grad_launch(None, z, z, x, interleaved, interleaved),
-        "mlp d_gate, d_up, h": lambda: down_backward_launch(x, w_down, (z, z), z, z, z),
-        "mlp dW_down": lambda: down_weight_grad_launch(x, z, w_down),
-    }
-
-    def described(describe: Callable[[], Launch]) -> Launch:
+    def described(operands: Operands, kernel: str) -> Launch:
         with describing_for(capability):
-            return describe()
+            return operands.launch(kernel)
 
-    return {name: functools.partial(described, describe) for name, describe in found.items()}
+    names = {"forward": "forward", **TITLES, "forward-preact": "forward, gate and up stored"}
+    found: dict[str, Callable[[], Launch]] = {name: partial(described, plain, kernel) for kernel, name in names.items()}
+    found["forward, biases and clamp, interleaved"] = partial(described, interleaved, "forward-preact")
+    found["dW read, interleaved"] = partial(described, interleaved, "weight-grad")
+    last = described(plain, "forward-preact").then
+    return found if last is None else {**found, "forward, parts added up": lambda: last}
 
 
 def compile_launch(launch: Launch, capability: Capability) -> Any:
@@ -222,20 +203,13 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         wgmmas, times = moved(lines)
         if times > wgmmas:
             raise RuntimeError(f"between {wgmmas} wgmmas {times} registers are made uniform, see loop._first_scales")
-    return Resources(
-        kernel=name,
-        capability=f"{capability[0]}.{capability[1]}",
-        dtype=str(dtype).removeprefix("torch."),
-        tokens=tokens,
-        registers=registers,
-        stack_bytes=stack_bytes,
-        shared_bytes=shared_bytes,
-        wgmma=ptx.count("wgmma.mma_async"),
-        tcgen05=ptx.count("tcgen05.mma"),
-        mma=len(re.findall(r"\bmma\.sync", ptx)),
-        tma=ptx.count("cp.async.bulk.tensor"),
-        calls=len(re.findall(r"\bcall\b", ptx.split(".section")[0])),
-    )
+    counts = {
+        "wgmma": ptx.count("wgmma.mma_async"), "tcgen05": ptx.count("tcgen05.mma"),
+        "mma": len(re.findall(r"\bmma\.sync", ptx)), "tma": ptx.count("cp.async.bulk.tensor"),
+        "calls": len(re.findall(r"\bcall\b", ptx.split(".section")[0])),
+    }  # fmt: skip
+    where = f"{capability[0]}.{capability[1]}", str(dtype).removeprefix("torch."), tokens
+    return Resources(name, *where, registers, stack_bytes, shared_bytes, **counts)
 
 
 def _waits_first(ptx: str, may_read: bool = False) -> bool:
@@ -304,26 +278,23 @@ def main(arguments: list[str] | None = None) -> None:
     covered, reports = options.every or options.few, []
     found = every(capabilities, options.kernel or [], options.few) if covered else _of_one_shape(options, capabilities)
     for kernel in found:
-        reports.append(dataclasses.asdict(kernel))
+        reports.append(kernel)
         if covered and not options.json:
-            units = (
-                "wgmma" if kernel.wgmma else "tcgen05" if kernel.tcgen05 else "mma" if kernel.mma else "no matrix unit"
-            )
+            units = next((unit for unit in ("wgmma", "tcgen05", "mma") if getattr(kernel, unit)), "no matrix unit")
             print(
                 f"{kernel.capability:>4}  {kernel.registers:3} registers  {kernel.stack_bytes:3} B spilled  "
                 f"{kernel.shared_bytes:6} B shared  {units:14}  {kernel.kernel}"
             )
         elif not options.json:
-            print("  ".join(f"{key} {value}" for key, value in reports[-1].items()))
+            print("  ".join(f"{key} {value}" for key, value in vars(kernel).items()))
     if options.json:
-        print(json.dumps(reports))
+        print(json.dumps(list(map(vars, reports))))
     elif covered:
-        spilling = sum(kernel["stack_bytes"] > FEW_BYTES for kernel in reports)
+        spilling = sum(kernel.stack_bytes > FEW_BYTES for kernel in reports)
         compiler = f"Triton {triton.__version__}"
         print(f"{compiler}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes")
-    allowed = [allowed_spill(kernel["kernel"], kernel["capability"]) for kernel in reports]
     excessive = [
-        kernel["kernel"] for kernel, most in zip(reports, allowed, strict=True) if kernel["stack_bytes"] > most
+        kernel.kernel for kernel in reports if kernel.stack_bytes > allowed_spill(kernel.kernel, kernel.capability)
     ]
     if covered and excessive:
         sys.exit(f"Error: these spill more registers than they may: {'; '.join(excessive)}")

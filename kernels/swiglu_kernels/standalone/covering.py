@@ -7,8 +7,7 @@ kernel stores more or less, or applies another gate, the form that needs most re
 import itertools
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,16 +24,10 @@ from swiglu_kernels.ops.experts import (
 from swiglu_kernels.ops.experts.routing import combine_launch, gather_launch, new_routing, route_launch
 from swiglu_kernels.ops.fp8 import hopper_fp8, portable_codes, portable_fp8, portable_gate
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.ops.gate.operation import backward_launch as silu_mul_backward
-from swiglu_kernels.ops.gate.operation import forward_launch as silu_mul_forward
-from swiglu_kernels.ops.gate.unsloth import backward_launch as unsloth_backward
-from swiglu_kernels.ops.gate.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed
-from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
-from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row
 from swiglu_kernels.runtime.backend import Capability, describing_for
 from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.standalone.workloads import Make, Operands, Shape, by_hand, dense_shapes, mixture
 
 TOKENS = (16, 64, 128, 512, 8192)
 """The ends of the rows of `rules.py`."""
@@ -50,18 +43,22 @@ _NUMBERS = {
 def covering(capability: Capability) -> list[tuple[str, Launch]]:
     """Name and describe them, on meta tensors and for 132 multiprocessors."""
     found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
-    with admission.by_hand_aside("portable kernels are asked for"), describing_for(capability):
-        of_all = _portable(), _experts(capability), _fp8(capability), _fp8_experts(capability)
-        for name, launch in itertools.chain(*of_all):
+
+    def enter(launches: Iterator[tuple[str, Launch]], alike: bool) -> None:
+        for name, launch in launches:
             launched: Launch | None = launch
             for part in itertools.count(1):
                 if launched is None:
                     break
-                found.setdefault(_kind(launched), (name if part == 1 else f"{name}, launch {part}", launched))
+                kind = _kind(launched) if alike else (name, *_kind(launched))
+                found.setdefault(kind, (name if part == 1 else f"{name}, launch {part}", launched))
                 launched = launched.then
+
+    with admission.by_hand_aside("portable kernels are asked for"), describing_for(capability):
+        for launches in (_portable(), _experts(capability), _fp8(capability), _fp8_experts(capability)):
+            enter(launches, alike=True)
     if capability[0] == 9 and shared.GLUON_MISSING is None:
-        for name, launch in _by_hand():
-            found.setdefault((name, *_kind(launch)), (name, launch))
+        enter(_by_hand(), alike=False)
     return list(found.values())
 
 
@@ -103,60 +100,78 @@ def _kind(launch: Launch) -> tuple[Any, ...]:
     return str(launch.kernel), frozenset(dtypes), aligned, launch.num_warps, launch.num_stages, compiled_in
 
 
+TITLES = {
+    "forward-preact": "forward", "recompute": "recompute", "input-grad-fused": "dX on the fly", "input-grad": "dX read",
+    "weight-grad-fused": "dW on the fly", "weight-grad": "dW read", "mlp-hidden-grad": "mlp d_gate, d_up, h",
+    "mlp-weight-grad": "mlp dW_down",
+}  # fmt: skip
+"""What the matrix kernels of `workloads.DENSE` are called here."""
+_CLAMPED = {"forward-preact", "recompute", "mlp-hidden-grad", "silu_mul backward", "silu_mul backward, h"}
+_ROUTED = {
+    "experts-gate-up": "gate and up", "experts-down": "down", "experts-input-grad": "d_x",
+    "experts-hidden-grad": "d_pre", "experts-weight-grad": "dW", "experts-down-weight-grad": "dW_down",
+}  # fmt: skip
+
+
+def meta(
+    dtype: torch.dtype = torch.bfloat16, aligned: bool = True,
+    apart: Sequence[str] = ("x", "d_out", "w_gate", "w_up", "w_down", "d_w_gate", "d_w_up", "d_w_down"),
+) -> Make:  # fmt: skip
+    """Return what makes tensors without memory; where they are not aligned, the rows of those in `apart` lie apart."""
+
+    def make(name: str, shape: Shape) -> torch.Tensor:
+        if name == "sums":
+            return torch.empty(shape, dtype=torch.float32, device="meta")
+        columns = shape[-1] + (not aligned and name in apart)
+        return torch.empty(*shape[:-1], columns, dtype=dtype, device="meta")[..., : shape[-1]]
+
+    return make
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Make a tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+fp32, int32, codes = (partial(tensor, dtype=dtype) for dtype in (torch.float32, torch.int32, torch.float8_e4m3fn))
+
+
+def _dense(tokens: int, hidden: int, intermediate: int, make: Make | None = None, **more: Any) -> Operands:
+    return Operands(dense_shapes(tokens, hidden, intermediate), make or meta(), **more)
+
+
 def _portable() -> Iterator[tuple[str, Launch]]:
     cases = [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)]
-    for (dtype, aligned), tokens, (hidden, intermediate) in itertools.product(cases, TOKENS, WEIGHTS):
-
-        def tensor(*shape: int, dtype: torch.dtype = dtype, aligned: bool = aligned) -> torch.Tensor:
-            rows, columns = shape
-            return torch.empty(rows, columns + (not aligned), dtype=dtype, device="meta")[:, :columns]
-
-        def dense(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device="meta")
-
-        x, z, weight = tensor(tokens, hidden), dense(tokens, intermediate), tensor(intermediate, hidden)
-        w_down, biases = tensor(hidden, intermediate), (dense(intermediate), dense(intermediate))
+    for (dtype, aligned), tokens, sizes in itertools.product(cases, TOKENS, WEIGHTS):
+        operands = _dense(tokens, *sizes, meta(dtype, aligned))
         at = f"{tokens} tokens, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
-        for name, launch in {
-            "forward": forward_launch(x, weight, weight, z, (z, z), biases, CLAMPED),
-            "recompute": recompute_launch(z, x, weight, weight, (z, z), biases, CLAMPED),
-            "dX on the fly": input_grad_launch(z, z, z, weight, weight, dense(tokens, hidden)),
-            "dX read": input_grad_launch(None, z, z, weight, weight, dense(tokens, hidden)),
-            "dW on the fly": weight_grad_launch(z, z, z, x, weight, weight),
-            "dW read": weight_grad_launch(None, z, z, x, weight, weight),
-            "mlp d_gate, d_up, h": down_backward_launch(x, w_down, (z, z), z, z, z, CLAMPED),
-            "mlp dW_down": down_weight_grad_launch(x, z, w_down),
-        }.items():
-            yield f"{name}, {at}", launch
-    x, z, weight = (
-        torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((512, 4096), (512, 11008), (11008, 4096))
-    )
-    yield "dX on the fly, clamped", input_grad_launch(z, z, z, weight, weight, x, CLAMPED)
-    yield "dW on the fly, clamped", weight_grad_launch(z, z, z, x, weight, weight, CLAMPED)
-    yield "silu_mul", silu_mul_forward(z, z, z)
-    yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED, None)
-    yield "silu_mul backward, h", silu_mul_backward(z, z, z, z, z, CLAMPED, z)
-    yield "unsloth", unsloth_forward(z, z, z)
-    yield "unsloth backward", unsloth_backward(z, z, z)
+        for kernel, name in TITLES.items():
+            operands.formula = CLAMPED if kernel in _CLAMPED else PLAIN
+            yield f"{name}, {at}", operands.launch(kernel)
+    operands = _dense(512, 4096, 11008, formula=CLAMPED)
+    yield "dX on the fly, clamped", operands.launch("input-grad-fused")
+    yield "dW on the fly, clamped", operands.launch("weight-grad-fused")
+    for kernel in ("silu_mul", "silu_mul backward", "silu_mul backward, h", "unsloth", "unsloth backward"):
+        yield kernel, operands.launch(kernel)
+
+
+def _scales(rows: int, depth: int, weight: bool, blocks: bool) -> torch.Tensor:
+    """Of codes by rows, or by blocks; those of no weight lie with the rows last."""
+    across, down = -(-depth // portable_codes.BLOCK), -(-rows // portable_codes.BLOCK)
+    if not blocks:
+        return fp32(rows)
+    return fp32(down, across) if weight else fp32(across, rows).t()
 
 
 def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
     if capability < (8, 9):
         return
-
-    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     hidden, intermediate = 4096, 11008
     for tokens, recipe in itertools.product((16, 64, 8192), ("rowwise", "blockwise")):
         blocks = recipe == "blockwise"
 
         def operand(rows: int, depth: int, weight: bool = False, blocks: bool = blocks) -> portable_codes.Quantised:
-            across, down = -(-depth // portable_codes.BLOCK), -(-rows // portable_codes.BLOCK)
-            shape = (down, across) if weight and blocks else (across, rows) if blocks else (rows,)
-            scales = tensor(*shape, dtype=torch.float32)
-            scales = scales.t() if blocks and not weight else scales
-            return portable_codes.Quantised(tensor(rows, depth, dtype=torch.float8_e4m3fn), scales)
+            return portable_codes.Quantised(codes(rows, depth), _scales(rows, depth, weight, blocks))
 
         x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
         z, out, bias = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate)
@@ -172,13 +187,13 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
         if tokens == 8192:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
             launches["dW"] = portable_fp8.sum_launch(*d_w, None)
-            amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
+            amax = int32(tokens), int32(hidden)
             maxima: Any = (None, None) if blocks else amax
-            across, words = operand(hidden, tokens), tensor(hidden, tokens // 4, dtype=torch.int32)
+            across, words = operand(hidden, tokens), int32(hidden, tokens // 4)
             launches["quantisation along both"] = portable_codes.tiles_launch(
                 out, x.codes, x.scales, words, across.scales, maxima[0], maxima[1], False
             )
-            of_z = tensor(tokens, dtype=torch.int32), tensor(intermediate, dtype=torch.int32)
+            of_z = int32(tokens), int32(intermediate)
             found: Any = ((None, None),) * 3 if blocks else (of_z, of_z, (None, of_z[1]))
             launches["gradients of the gate"] = portable_gate.gradients_launch(z, (z, z), z, z, z, found, CLAMPED)
             if blocks:
@@ -197,177 +212,103 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
 def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
     cases = [(torch.bfloat16, True, tile_rows, tile_rows == 64) for tile_rows in (16, 32, 64, 128)]
     cases += [(torch.bfloat16, False, 128, True), (torch.float32, True, 16, False), (torch.float32, True, 64, True)]
+    slots, count, hidden, intermediate = 16, 64, 2048, 768
     for dtype, aligned, tile_rows, interleaved in cases:
-
-        def tensor(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device="meta")
-
-        tokens, slots, count, hidden, intermediate = tile_rows * 4, 16, 64, 2048, 768
-        x = tensor(tokens, hidden + (not aligned))[:, :hidden]
-        w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
-        weights, b_gate_up, b_down = tensor(tokens, slots), tensor(count, 2 * intermediate), tensor(count, hidden)
-        index = torch.empty((tokens, slots), dtype=torch.int64, device="meta")
-        many = torch.empty((8192, slots), dtype=torch.int64, device="meta")
+        tokens, gate = tile_rows * 4, (CLAMPED, interleaved)
+        index, many = (torch.empty((rows, slots), dtype=torch.int64, device="meta") for rows in (tokens, 8192))
         routing = new_routing(index, count, tile_rows)
-        pair, row, tile_expert, starts, counts, *_ = routing
-        rows = pair.shape[0]
-        h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
-        dots = tensor(portable_experts.dots_parts(x, w_down.mT, routing, capability), rows, dtype=torch.float32)
-        gate = (CLAMPED, interleaved, capability)
+        operands = mixture(
+            index, routing, (count, hidden, intermediate), meta(dtype, aligned, ("x", "d_out")),
+            formula=CLAMPED, interleaved=interleaved, capability=capability,
+        )  # fmt: skip
         at = f"tiles of {tile_rows}, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
         at += ", interleaved" if interleaved else ""
-        multiplied = {
-            "experts' gate and up": portable_experts.gate_up_launch(x, w_gate_up, (h, pre), routing, b_gate_up, *gate),
-            "experts' down": portable_experts.rows_launch(h, w_down, y, pair, tile_expert, b_down, capability),
-            "experts' d_x": portable_experts.rows_launch(pre, w_gate_up.mT, y, pair, tile_expert, None, capability),
-            "experts' d_pre": portable_experts.down_backward_launch(
-                x, w_down.mT, pre, weights, (pre, h, dots), routing, *gate
-            ),
-            "experts' dW": portable_experts.weight_grad_launch(pre, x, w_gate_up, routing, capability),
-            "experts' dW_down": portable_experts.weight_grad_launch(x, h, w_down, routing, capability),
-        }
-        others = {
-            "routing in one launch": route_launch(index, *routing[:5], tile_rows, capability),
-            "routing": route_launch(many, *new_routing(many, count, tile_rows)[:5], tile_rows, capability),
-            "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows, capability),
-            "experts' bias gradients": portable_experts.row_sums_launch(x, weights, b_down, routing),
-            "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, routing),
-            "routing weights' gradient": portable_experts.slot_grads_launch(dots, x, b_down, weights, routing),
-            "weighted sum": combine_launch(y, weights, row, x, slots, capability),
-        }
-        for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
-            yield f"{name}, {at}", launch
+        for kernel, name in _ROUTED.items():
+            yield f"experts' {name}, {at}", operands.launch(kernel)
+        x, y, weights, b_down = operands.x, operands.y_made, operands.weights, operands.b_down
+        if tile_rows == 16:
+            _, row, _, starts, counts, *_ = routing
+            dots = operands.dots
+            of_many = new_routing(many, count, tile_rows)
+            for name, launch in {
+                "routing in one launch": route_launch(index, *routing[:5], tile_rows, capability),
+                "routing": route_launch(many, *of_many[:5], tile_rows, capability),
+                "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows, capability),
+                "experts' bias gradients": portable_experts.row_sums_launch(x, weights, b_down, routing),
+                "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, routing),
+                "routing weights' gradient": portable_experts.slot_grads_launch(dots, x, b_down, weights, routing),
+                "weighted sum": combine_launch(y, weights, row, x, slots, capability),
+            }.items():
+                yield f"{name}, {at}", launch
         if tile_rows in (16, 32):
-            some, layer = x[: 4 if tile_rows == 16 else 32], (w_gate_up, w_down, weights, b_gate_up, b_down)
-            yield (
-                f"pairs, {at}",
-                portable_pairs.forward_launch(
-                    (some, *layer, index[: len(some)]), h, y, some, CLAMPED, interleaved, capability
-                ),
-            )
+            some = x[: 4 if tile_rows == 16 else 32]
+            layer = operands.w_gate_up, operands.w_down, weights, operands.b_gate_up, b_down, index[: len(some)]
+            pairs = portable_pairs.forward_launch((some, *layer), operands.h, y, some, *gate, capability)
+            yield f"pairs, {at}", pairs
     for dtype, interleaved, intermediate, slots in (
         (torch.bfloat16, False, 768, 8),
         (torch.bfloat16, True, 2880, 4),
         (torch.bfloat16, False, 14336, 2),
         (torch.float32, True, 768, 8),
     ):
-        sizes = 2048, slots, slots * intermediate
-        x, weights, h = (torch.empty(1, size, dtype=dtype, device="meta") for size in sizes)
-        w_gate_up, w_down, b_gate_up, b_down = (
-            torch.empty(8, *shape, dtype=dtype, device="meta")
-            for shape in ((2 * intermediate, 2048), (2048, intermediate), (2 * intermediate,), (2048,))
-        )
-        yield (
-            f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}",
-            portable_gemv.forward_launch(
-                (x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long()), h.view(slots, -1), x, CLAMPED,
-                interleaved, capability,
-            ),
-        )  # fmt: skip
+        index = torch.empty(1, slots, dtype=torch.int64, device="meta")
+        operands = mixture(index, new_routing(index, 8, 16), (8, 2048, intermediate), meta(dtype))
+        layer = operands.w_gate_up, operands.w_down, operands.weights, operands.b_gate_up, operands.b_down, index
+        given = (operands.x, *layer), operands.h[:slots], operands.x, CLAMPED, interleaved, capability
+        name = f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}"
+        yield name, portable_gemv.forward_launch(*given)
 
 
 def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
     if capability < (8, 9):
         return
-
-    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    codes, scales = (partial(tensor, dtype=dtype) for dtype in (torch.float8_e4m3fn, torch.float32))
     slots, count, hidden, intermediate = 16, 64, 2048, 768
     for tile_rows, interleaved in itertools.product((16, 32, 64, 128), (False, True)):
-        tokens = tile_rows * 4
-        routing = new_routing(torch.empty((tokens, slots), dtype=torch.int64, device="meta"), count, tile_rows)
-        pair, _, tile_expert, starts, *_ = routing
-        rows = pair.shape[0]
-        h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
+        index = torch.empty((tile_rows * 4, slots), dtype=torch.int64, device="meta")
+        routing = new_routing(index, count, tile_rows)
+        operands = mixture(index, routing, (count, hidden, intermediate), meta())
+        of_16_bits = operands.x, operands.w_gate_up, operands.w_down, operands.h
+        x, w_gate_up, w_down, h = (codes(*matrix.shape) for matrix in of_16_bits)
         at = f"tiles of {tile_rows}{', interleaved' if interleaved else ''}"
-        yield (
-            f"fp8 experts' gate and up, {at}",
-            portable_experts.gate_up_launch(
-                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), (h, pre), routing,
-                tensor(count, 2 * intermediate), CLAMPED, interleaved, capability,
-                (scales(tokens), scales(count, 2 * intermediate)),
-            ),
-        )  # fmt: skip
-        if interleaved:
-            continue
-        yield (
-            f"fp8 experts' down, {at}",
-            portable_experts.rows_launch(
-                codes(rows, intermediate), codes(count, hidden, intermediate), y, pair, tile_expert,
-                tensor(count, hidden), capability, scales=(scales(rows), scales(count, hidden)),
-            ),
-        )  # fmt: skip
-        yield (
-            f"fp8 experts' quantisation of h, {at}",
-            portable_codes.rows_launch(h, codes(rows, intermediate), scales(rows), starts),
-        )
+        gated = operands.h_and_pre, routing, operands.b_gate_up, CLAMPED, interleaved, capability
+        scales = fp32(len(x)), fp32(count, 2 * intermediate)
+        yield f"fp8 experts' gate and up, {at}", portable_experts.gate_up_launch(x, w_gate_up, *gated, scales)
+        if not interleaved:
+            scales = fp32(len(h)), fp32(count, hidden)
+            given = h, w_down, operands.y_made, routing.pair, routing.tile_expert, operands.b_down, capability
+            yield f"fp8 experts' down, {at}", portable_experts.rows_launch(*given, scales=scales)
+            quantised = portable_codes.rows_launch(operands.h, h, scales[0], routing.starts)
+            yield f"fp8 experts' quantisation of h, {at}", quantised
     weight = tensor(count, 2 * intermediate, hidden)
-    yield (
-        "fp8 experts' quantisation of a weight",
-        portable_codes.rows_launch(weight, codes(*weight.shape), scales(count, 2 * intermediate)),
-    )
+    quantised = portable_codes.rows_launch(weight, codes(*weight.shape), fp32(count, 2 * intermediate))
+    yield "fp8 experts' quantisation of a weight", quantised
 
 
 def _by_hand() -> Iterator[tuple[str, Launch]]:
-    def tensor(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(rows, columns, dtype=dtype, device="meta")
-
-    x, weight, z = tensor(8192, 4096), tensor(11008, 4096), tensor(8192, 11008)
-    for columns, stored in itertools.product(hopper_forward.COLUMNS, (None, (z, z))):
-        tile = replace(hopper_forward.TILE, columns=columns)
-        name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
-        yield name, hopper_forward.forward_launch(x, weight, weight, z, stored, tile)
-    x, weight, z = tensor(256, 4096), tensor(2112, 4096), tensor(256, 2112)  # 66 tiles
-    for rows, shares, stored in itertools.product(hopper_transposed.TOKENS, (1, 2), (None, (z, z))):
-        launch = hopper_transposed.forward_launch(x, weight, weight, z, stored, hopper_transposed.tile(rows, shares))
-        name = f"{rows} tokens{', shared' if launch.then else ''}{', gate and up stored' if stored else ''}"
-        yield f"transposed forward, {name}", launch
-        if launch.then:
-            yield f"transposed forward, shares added up, {name}", launch.then
+    yield from by_hand("forward", _dense(8192, 4096, 11008))
+    yield from by_hand("transposed forward", _dense(256, 4096, 2112), (1, 2))  # 66 tiles
     # Every width, every number of tokens and both forms, not every combination.
     for number in range(1, hopper_row.MOST_COLUMNS // 8 + 1):
         tokens, columns = (number - 1) % 8 * hopper_row.X_STEP + hopper_row.X_STEP, 8 * number
-        x, z = tensor(tokens, 4096), tensor(tokens, 132 * columns)
-        weight, stored = tensor(132 * columns, 4096), None if number % 4 == 0 else (z, z)
-        yield (
-            f"row forward, {tokens} tokens, {columns} columns",
-            hopper_row.forward_launch(x, weight, weight, z, stored),
-        )
-    gate, dx, weight = tensor(8192, 11008), tensor(8192, 4096), tensor(11008, 4096)
-    for across in (True, False):
-        matrix = weight if across else weight.t().contiguous().t()
-        pairs, lies = [(gate, matrix)] * 2, "" if across else ", weights transposed"
-        for schedule in ("ping-pong", "cooperative"):
-            yield f"{schedule} dX{lies}", hopper_products.sum_launch(pairs, dx, schedule)
-        added = tensor(8192, 4096, torch.float32)
-        yield f"ping-pong dX, added{lies}", hopper_products.sum_launch(pairs, added, accumulate=True)
-        yield (
-            f"gate backward{lies}",
-            hopper_products.gate_backward_launch(dx, matrix.t(), (gate, gate), gate, gate, gate if across else None),
-        )
-    for tokens, outputs in itertools.product((8192, 8208, 8224), (1, 2)):
-        pairs = [(tensor(tokens, 11008), tensor(tokens, 4096))] * outputs
+        _, launch = list(by_hand("row forward", _dense(tokens, 4096, 132 * columns)))[number % 4 > 0]
+        yield f"row forward, {tokens} tokens, {columns} columns", launch
+    yield from by_hand("dX", _dense(8192, 4096, 11008))
+    yield from by_hand("hidden gradient", _dense(8192, 4096, 11008))
+    for tokens in (8192, 8208, 8224):
         last = tokens % hopper_products.DEPTH
-        yield (
-            f"ping-pong dW of {outputs}{f', {last} rows left' if last else ''}",
-            hopper_products.transposed_launch(pairs, [weight] * outputs),
-        )
+        for name, launch in by_hand("dW", _dense(tokens, 4096, 11008)):
+            yield f"{name}{f', {last} rows left' if last else ''}", launch
     yield from _experts_by_hand()
     yield from _fp8_by_hand()
     yield from _fp8_experts_by_hand()
 
 
 def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
-    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     count, rows, hidden, intermediate = 128, 8192, 2048, 704  # sizes with columns of tall tiles
     x, h, pre = tensor(rows, hidden), tensor(rows, intermediate), tensor(rows, 2 * intermediate)
     w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
-    pair, starts, counts = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
-    weights, dots = tensor(rows), tensor(-(-intermediate // hopper_experts.WIDE), rows, dtype=torch.float32)
+    pair, starts, counts = (int32(size) for size in (rows, count + 1, count))
+    weights, dots = tensor(rows), fp32(-(-intermediate // hopper_experts.WIDE), rows)
     biases = tensor(count, 2 * intermediate), tensor(count, hidden)
     across = tensor(count, hidden, 2 * intermediate).mT
     for slots, interleaved, weight, kept in itertools.product((0, 8), (False, True), (w_gate_up, across), (None, pre)):
@@ -379,12 +320,8 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
         yield name, hopper_experts.gate_up_launch(x, weight, h, kept, routed, bias, formula, interleaved)
         if kept is None:
             down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
-            yield (
-                f"{name}, backward",
-                hopper_experts.gate_backward_launch(
-                    x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
-                ),
-            )
+            given = x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
+            yield f"{name}, backward", hopper_experts.gate_backward_launch(*given)
     yield "experts by hand, y", hopper_experts.rows_launch(h, w_down, x, starts, counts)
     yield "experts by hand, y, bias", hopper_experts.rows_launch(h, w_down, x, starts, counts, biases[1])
     yield "experts by hand, dx", hopper_experts.rows_launch(pre, w_gate_up.mT, x, starts, counts)
@@ -399,37 +336,25 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
 
 
 def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
-    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     tokens, depth, columns = 8192, 4096, 11008
     z, pairs, weights = tensor(tokens, columns), tensor(tokens, depth // 2), tensor(columns, depth // 2)
     for blocks, stored in itertools.product((False, True), (None, (z, z))):
-        across = -(-depth // portable_codes.BLOCK)
-        shapes = (
-            ((across, tokens), (-(-columns // portable_codes.BLOCK), across)) if blocks else ((tokens,), (columns,))
-        )
-        of_x, of_weights = (tensor(*shape, dtype=torch.float32) for shape in shapes)
-        operands = (pairs, of_x.t() if blocks else of_x), (weights, of_weights), (weights, of_weights)
+        of_weights = weights, _scales(columns, depth, True, blocks)
+        operands = (pairs, _scales(tokens, depth, False, blocks)), of_weights, of_weights
         recipe, kept = "blocks" if blocks else "rows", ", gate and up stored" if stored else ""
         for width in hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS:
             launch = hopper_fp8.forward_launch(*operands, z, stored, hopper_fp8.tile_of(width))
             yield f"fp8 forward by hand, {recipe}, {width} columns{kept}", launch
         if blocks:
-            codes = tensor(tokens, columns, dtype=torch.float8_e4m3fn)
-            h = codes, tensor(columns // portable_codes.BLOCK, tokens, dtype=torch.float32)
+            h = codes(tokens, columns), fp32(columns // portable_codes.BLOCK, tokens)
             yield f"fp8 forward by hand, h in fp8{kept}", hopper_fp8.forward_launch(*operands, h, stored)
 
 
 def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
-    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     count, tokens, slots, hidden, intermediate = 128, 1024, 8, 2048, 768
     rows, both = tokens * slots, 2 * intermediate
-    scales = partial(tensor, dtype=torch.float32)
-    pair, starts, counts = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
-    x, w_gate_up = (tensor(rows, hidden // 2), scales(tokens)), (tensor(count, both, hidden // 2), scales(count, both))
+    pair, starts, counts = (int32(size) for size in (rows, count + 1, count))
+    x, w_gate_up = (tensor(rows, hidden // 2), fp32(tokens)), (tensor(count, both, hidden // 2), fp32(count, both))
     h, pre, bias = tensor(rows, intermediate), tensor(rows, both), tensor(count, both)
     for interleaved, kept in itertools.product((False, True), (None, pre)):
         name = f"fp8 experts by hand, h{', gate and up' if kept is not None else ''}"
@@ -438,7 +363,7 @@ def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
         routed = starts, counts, pair, slots
         launch = hopper_fp8_experts.gate_up_launch(x, w_gate_up, h, kept, routed, *variant)
         yield name, launch
-    w_down, y = (tensor(count, hidden, intermediate // 2), scales(count, hidden)), tensor(rows, hidden)
-    operands = (tensor(rows, intermediate // 2), scales(rows)), w_down, y, starts, counts
+    w_down, y = (tensor(count, hidden, intermediate // 2), fp32(count, hidden)), tensor(rows, hidden)
+    operands = (tensor(rows, intermediate // 2), fp32(rows)), w_down, y, starts, counts
     yield "fp8 experts by hand, y", hopper_fp8_experts.rows_launch(*operands)
     yield "fp8 experts by hand, y, bias", hopper_fp8_experts.rows_launch(*operands, tensor(count, hidden))

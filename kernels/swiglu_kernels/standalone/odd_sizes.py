@@ -27,18 +27,13 @@ from swiglu_kernels.ops.experts.choice import MOST_TOKENS
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
+from swiglu_kernels.ops.gate.definition import gate_mul
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.ops.gate.operation import backward_launch as silu_mul_backward
-from swiglu_kernels.ops.gate.operation import forward_launch as silu_mul_forward
-from swiglu_kernels.ops.gate.unsloth import backward_launch as unsloth_backward
-from swiglu_kernels.ops.gate.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed
-from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, recompute_launch
-from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.ops.glu import hopper_forward
 from swiglu_kernels.runtime.backend import capability_of, triton
-from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone import hazards
+from swiglu_kernels.standalone.covering import TITLES
+from swiglu_kernels.standalone.workloads import DENSE, Operands, by_hand, dense_shapes
 
 ROUNDINGS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
 """In fp32, the sums themselves are rounded hundreds of times; longer ones have more, see `Sizes.rounding`."""
@@ -70,28 +65,29 @@ class Outcome:
         return not self.reason and self.roundings <= SLACK
 
 
-class Sizes:
-    """The tensors of one size and dtype, their fp64 values, and outputs between margins."""
+class Sizes(Operands):
+    """The tensors of one size and dtype: inputs, and outputs between margins, which begin as NaN or as others."""
 
     def __init__(self, size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        tokens, hidden, intermediate = size
-        self.dtype, self.device = dtype, device
-        source = torch.Generator().manual_seed(tokens)
-
-        def draw(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
-            return (torch.randn(rows, columns, generator=source) * scale).to(dtype).to(device)
-
-        self.x, self.d_out = draw(tokens, hidden), draw(tokens, hidden)
-        self.w_gate, self.w_up = (draw(intermediate, hidden, hidden**-0.5) for _ in range(2))
-        self.w_down = draw(hidden, intermediate, intermediate**-0.5)
-        self.gate, self.up, self.dz = (draw(tokens, intermediate) for _ in range(3))
-        self.z_like, self.x_like, self.w_like = (tokens, intermediate), (tokens, hidden), (intermediate, hidden)
+        super().__init__(dense_shapes(*size), self.new)
+        self.dtype, self.device, self.longest = dtype, device, max(size)
+        source = torch.Generator().manual_seed(size[0])
+        for name in ("x", "d_out", "w_gate", "w_up", "w_down", "gate", "up", "dz"):
+            drawn = torch.randn(self._shapes[name], generator=source)
+            scale = drawn.shape[1] ** -0.5 if name.startswith("w_") else 1.0
+            setattr(self, name, (drawn * scale).to(dtype).to(device))
+        self.start: dict[str, torch.Tensor] = {}
+        """What outputs begin as, by name; NaN without."""
         self.buffers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def new(self, name: str, shape: tuple[int, int], like: torch.Tensor | None = None) -> torch.Tensor:
-        """An output, NaN or as another tensor."""
-        dtype = self.dtype if like is None else like.dtype
-        made = torch.full((shape[0] + 2 * MARGIN, shape[1]), float("nan"), dtype=dtype)
+    def new(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """An output; there are no biases."""
+        if name.startswith("bias"):
+            return None
+        like = self.start.get(name)
+        made = torch.full(
+            (shape[0] + 2 * MARGIN, shape[1]), float("nan"), dtype=self.dtype if like is None else like.dtype
+        )
         inner = slice(MARGIN, MARGIN + shape[0])
         if like is not None:
             made[inner] = like.cpu()
@@ -101,23 +97,23 @@ class Sizes:
 
     def rounding(self, dtype: torch.dtype) -> float:
         """One rounding of an output; in fp32 that of a sum, whose error grows with the square root of its length."""
-        longest = max(*self.z_like, *self.x_like)
-        return max(ROUNDINGS[dtype], longest**0.5 * 2.0**-24)
+        return max(ROUNDINGS[dtype], self.longest**0.5 * 2.0**-24)
 
     def judged(self, name: str, exact: Tensors) -> Outcome:
         """Compare what was written; outputs without an exact value are not."""
-        worst = 0.0
-        for output, (buffer, got) in self.buffers.items():
+        worst, written = 0.0, self.buffers
+        self.buffers = {}
+        for output, (buffer, got) in written.items():
+            vars(self).pop(output, None)
             buffer = buffer.cpu()
             if not (buffer[:MARGIN].isnan().all() and buffer[-MARGIN:].isnan().all()):
                 return Outcome(name, float("nan"), f"{output}: rows before or behind it were written")
-            if output in exact:
-                error = (fp64(got) - exact[output]).abs()
+            if (named := output.removesuffix("_made")) in exact:
+                error = (fp64(got) - exact[named]).abs()
                 if not error.isfinite().all():
                     return Outcome(name, float("nan"), f"{output}: {int((~error.isfinite()).sum())} are not finite")
-                size = exact[output].abs() + exact[output].square().mean().sqrt()
+                size = exact[named].abs() + exact[named].square().mean().sqrt()
                 worst = max(worst, float((error / size).max()) / self.rounding(got.dtype))
-        self.buffers = {}
         return Outcome(name, worst)
 
 
@@ -129,20 +125,9 @@ def fp64(tensor: torch.Tensor) -> torch.Tensor:
 def gradients(dz: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> Tensors:
     """What fp64 says of d_gate, d_up and h."""
     gate, up = fp64(gate).requires_grad_(), fp64(up).requires_grad_()
-    h = gated(gate, up, formula)
+    h = gate_mul(gate, up, **formula.options)
     d_gate, d_up = torch.autograd.grad(h, (gate, up), fp64(dz))
     return {"d_gate": d_gate, "d_up": d_up, "h": h.detach()}
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tensor:
-    """The gate in the dtype of its operands."""
-    identity = torch.eye(gate.shape[1], dtype=gate.dtype)
-    zero = torch.zeros_like(identity)
-    both = torch.cat((gate, up), 1)
-    w_gate, w_up = torch.cat((identity, zero), 1), torch.cat((zero, identity), 1)
-    return reference.swiglu_glu(
-        both, w_gate, w_up, alpha=formula.alpha, limit=formula.limit, up_offset=formula.up_offset
-    )
 
 
 @contextlib.contextmanager
@@ -176,19 +161,17 @@ def outcomes(
     """
     first, step = share
     dtypes = [torch.float16] if few else dtypes
-    cases = _portable_cases(device, dtypes, few)
+    cases: list[tuple[str | None, Case]] = [
+        ("portable kernels are asked for", case) for case in _portable_cases(device, dtypes, few)
+    ]
     capability = capability_of(device)
     if not portable and shared.GLUON_MISSING is None and capability is not None and capability[0] == 9:
-        by_hand = (by_hand_cases(kernel, device, dtypes, few) for kernel in admission.KERNELS)
-        cases = itertools.chain(cases, *by_hand)
+        for kernel in admission.KERNELS:
+            cases += [(None, case) for case in by_hand_cases(kernel, device, dtypes, few)]
     with contextlib.nullcontext() if portable else allocated_as_nan():
-        for case in itertools.islice(cases, first, None, step):
-            yield from case()
-
-
-def _aside(reason: str | None, launches: Case) -> Iterator[Outcome]:
-    with admission.by_hand_aside(reason):
-        yield from launches()
+        for aside, case in cases[first::step]:
+            with admission.by_hand_aside(aside):
+                yield from case()
 
 
 def _at(
@@ -199,14 +182,13 @@ def _at(
 
 def _portable_cases(device: torch.device, dtypes: Sequence[torch.dtype], few: bool) -> Iterator[Case]:
     """Yield what launches the portable kernels of one kind at one size."""
-    asked = "portable kernels are asked for"
     for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
-        yield partial(_aside, asked, partial(_at, size, dtype, device, _portable))
-        yield partial(_aside, asked, partial(_experts, size, dtype, device, "portable"))
+        yield partial(_at, size, dtype, device, _portable)
+        yield partial(_experts, size, dtype, device, "portable")
     if why_no_fp8(device) is None:
         halves = [dtype for dtype in dtypes if dtype.itemsize == 2]
         for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
-            yield partial(_aside, asked, partial(_experts, size, dtype, device, "portable", "fp8-rowwise"))
+            yield partial(_experts, size, dtype, device, "portable", "fp8-rowwise")
 
 
 def by_hand_cases(kernel: str, device: torch.device, dtypes: Sequence[torch.dtype], few: bool) -> Iterator[Case]:
@@ -214,24 +196,13 @@ def by_hand_cases(kernel: str, device: torch.device, dtypes: Sequence[torch.dtyp
     halves = [dtype for dtype in dtypes if dtype.itemsize == 2]
     if kernel in OF_PRECISIONS:
         for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, halves):
-            yield partial(_aside, None, partial(_experts, size, dtype, device, "hopper", OF_PRECISIONS[kernel]))
+            yield partial(_experts, size, dtype, device, "hopper", OF_PRECISIONS[kernel])
         return
-    sizes, launches = {
-        "forward": (BY_HAND, _ping_pong),
-        "transposed forward": (BY_HAND, _transposed),
-        "row forward": (FEW_TOKENS, _rows),
-        "dX": (BY_HAND, _input_grads),
-        "dW": (BY_HAND, _weight_grads),
-        "hidden gradient": (BY_HAND, _hidden_grads),
-        "fp8 forward": (OF_FP8, _fp8_by_hand),
-    }[kernel]
+    sizes = {"row forward": FEW_TOKENS, "fp8 forward": OF_FP8}.get(kernel, BY_HAND)
+    launches = _fp8_by_hand if kernel == "fp8 forward" else partial(_by_hand, kernel)
     most = (2 if kernel == "row forward" else 1) if few else None
     for size, dtype in itertools.product(sizes[:most], halves):
         yield partial(_at, size, dtype, device, launches)
-
-
-def _rows(at: Sizes, label: str) -> Iterator[Outcome]:
-    return _forwards(at, f"row forward {label}", hopper_row.forward_launch)
 
 
 def _experts(
@@ -280,33 +251,30 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
             tokens_last = blocks and matrix is at.x
             scales = scales.t().contiguous().to(at.device).t() if tokens_last else scales.contiguous().to(at.device)
             operands.append((codes.view(at.dtype).to(at.device), scales))
-        made = {"gate": exact[0] @ exact[1].t(), "up": exact[0] @ exact[2].t()}
-        made["z"] = gated(made["gate"], made["up"], PLAIN)
+        made = forward_of(exact[0], exact[1], exact[2])
         for columns, stored in itertools.product(
             hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS, (False, True)
         ):
-            z = at.new("z", at.z_like)
-            preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
             x, w_gate, w_up = operands
-            hopper_fp8.forward_launch(x, w_gate, w_up, z, preactivations, hopper_fp8.tile_of(columns)).run()
+            z, kept = at.z, at.kept if stored else None
+            hopper_fp8.forward_launch(x, w_gate, w_up, z, kept, hopper_fp8.tile_of(columns)).run()
             name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
-            kept = z.cpu()
+            z = z.cpu()
             yield at.judged(name, made)
             if columns == hopper_fp8.BLOCK:
-                yield _fp8_codes_by_hand(at, operands, kept, made, stored, f"{name}, h in fp8")
+                yield _fp8_codes_by_hand(at, operands, z, made, stored, f"{name}, h in fp8")
 
 
 def _fp8_codes_by_hand(
     at: Sizes, operands: list[hopper_fp8.Operand], z: torch.Tensor, made: Tensors, stored: bool, name: str
 ) -> Outcome:
     """Codes and scales of h, bit for bit those of the z that the same tile stores."""
-    tokens, intermediate = at.z_like
+    tokens, intermediate = at.dz.shape
     buffer = torch.full((tokens + 2 * MARGIN, intermediate), 127, dtype=torch.uint8, device=at.device)  # NaN
     codes = buffer[MARGIN:-MARGIN].view(torch.float8_e4m3fn)
     scales = torch.full((-(-intermediate // hopper_fp8.BLOCK), tokens), float("nan"), device=at.device)
-    preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
     x, w_gate, w_up = operands
-    hopper_fp8.forward_launch(x, w_gate, w_up, (codes, scales), preactivations).run()
+    hopper_fp8.forward_launch(x, w_gate, w_up, (codes, scales), at.kept if stored else None).run()
     defined, of_rows = reference.quantise(z, "blockwise")
     outcome = at.judged(name, made)
     wrong = int((codes.cpu().view(torch.uint8) != defined.view(torch.uint8)).sum())
@@ -317,113 +285,66 @@ def _fp8_codes_by_hand(
     return outcome
 
 
-def _forwards(at: Sizes, name: str, describe: Callable[..., Launch], *more: object) -> Iterator[Outcome]:
-    exact = {"gate": fp64(at.x) @ fp64(at.w_gate).t(), "up": fp64(at.x) @ fp64(at.w_up).t()}
-    exact["z"] = gated(exact["gate"], exact["up"], PLAIN)
-    for stored in (False, True):
-        z = at.new("z", at.z_like)
-        preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
-        describe(at.x, at.w_gate, at.w_up, z, preactivations, *more).run()
-        yield at.judged(f"{name}{', stored' if stored else ''}", exact)
+def forward_of(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Tensors:
+    """What fp64 says of a forward."""
+    gate, up = x @ w_gate.t(), x @ w_up.t()
+    return {"kept_gate": gate, "kept_up": up, "z": gate_mul(gate, up, **PLAIN.options)}
+
+
+def _exact(kernel: str, at: Sizes, formula: Formula) -> Tensors:
+    """What fp64 says of the outputs of a kernel of `workloads.DENSE`."""
+    x, w_gate, w_up, gate, up = map(fp64, (at.x, at.w_gate, at.w_up, at.gate, at.up))
+    if kernel.startswith("forward"):
+        return forward_of(x, w_gate, w_up)
+    if kernel == "recompute":  # where gate or up is next to a bound, rounding decides on its gradient
+        return gradients(at.dz, x @ w_gate.t(), x @ w_up.t(), formula) if formula == PLAIN else {}
+    if kernel == "mlp-weight-grad":
+        return {"d_w_down": fp64(at.d_out).t() @ gate}
+    if kernel == "mlp-hidden-grad":
+        return gradients(fp64(at.d_out) @ fp64(at.w_down), at.gate, at.up, formula)
+    made = gradients(at.dz, at.gate, at.up, formula)
+    left = (made["d_gate"], made["d_up"]) if kernel.endswith("fused") else (gate, up)
+    if kernel.startswith("input-grad"):
+        return {"dx": left[0] @ w_gate + left[1] @ w_up}
+    if kernel.startswith("weight-grad"):
+        return {"d_w_gate": left[0].t() @ x, "d_w_up": left[1].t() @ x}
+    return made
+
+
+_OF_FORMULAS = ["recompute", "input-grad-fused", "weight-grad-fused", "mlp-hidden-grad"]
 
 
 def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
-    w_gate, w_up, x = fp64(at.w_gate), fp64(at.w_up), fp64(at.x)
-    yield from _forwards(at, f"forward {label}", forward_launch)
-    for formula in (PLAIN, CLAMPED):
-        name = f"{label}{'' if formula == PLAIN else ' clamped'}"
-        made = gradients(at.dz, x @ w_gate.t(), x @ w_up.t(), formula)
-        recomputed = at.new("d_gate", at.z_like), at.new("d_up", at.z_like)
-        recompute_launch(at.dz, at.x, at.w_gate, at.w_up, recomputed, NO_BIASES, formula).run()
-        # Where gate or up is next to a bound, rounding decides on its gradient.
-        yield at.judged(f"recompute {name}", made if formula == PLAIN else {})
-        made = gradients(at.dz, at.gate, at.up, formula)
-        exact = {"dx": made["d_gate"] @ w_gate + made["d_up"] @ w_up}
-        dx = at.new("dx", at.x_like)
-        input_grad_launch(at.dz, at.gate, at.up, at.w_gate, at.w_up, dx, formula).run()
-        yield at.judged(f"dX on the fly {name}", exact)
-        exact = {"d_w_gate": made["d_gate"].t() @ x, "d_w_up": made["d_up"].t() @ x}
-        d_weights = at.new("d_w_gate", at.w_like), at.new("d_w_up", at.w_like)
-        weight_grad_launch(at.dz, at.gate, at.up, at.x, *d_weights, formula).run()
-        yield at.judged(f"dW on the fly {name}", exact)
-        for wants_h in (False, True):
-            outputs = at.new("d_gate", at.z_like), at.new("d_up", at.z_like)
-            h = at.new("h", at.z_like) if wants_h else None
-            silu_mul_backward(at.dz, at.gate, at.up, *outputs, formula, h).run()
-            yield at.judged(f"silu_mul backward{', h' if wants_h else ''} {name}", made)
-        yield _gate_backward(at, f"gate backward {name}", down_backward_launch, formula)
-    dx = at.new("dx", at.x_like)
-    input_grad_launch(None, at.gate, at.up, at.w_gate, at.w_up, dx).run()
-    yield at.judged(f"dX read {label}", {"dx": fp64(at.gate) @ w_gate + fp64(at.up) @ w_up})
-    d_weights = at.new("d_w_gate", at.w_like), at.new("d_w_up", at.w_like)
-    weight_grad_launch(None, at.gate, at.up, at.x, *d_weights).run()
-    yield at.judged(f"dW read {label}", {"d_w_gate": fp64(at.gate).t() @ x, "d_w_up": fp64(at.up).t() @ x})
-    d_down = at.new("d_w_down", at.w_like[::-1])
-    down_weight_grad_launch(at.d_out, at.gate, d_down).run()
-    yield at.judged(f"dW_down {label}", {"d_w_down": fp64(at.d_out).t() @ fp64(at.gate)})
-    h = gated(fp64(at.gate), fp64(at.up), PLAIN)
-    silu_mul_forward(at.gate, at.up, at.new("h", at.z_like)).run()
-    yield at.judged(f"silu_mul {label}", {"h": h})
-    unsloth_forward(at.gate, at.up, at.new("h", at.z_like)).run()
-    yield at.judged(f"unsloth {label}", {"h": h})
-    made = gradients(at.dz, at.gate, at.up, PLAIN)
-    three = (("h", at.dz), ("d_up", at.gate), ("d_gate", at.up))
-    unsloth_backward(*(at.new(name, at.z_like, like) for name, like in three)).run()
-    yield at.judged(f"unsloth backward {label}", made)
+    for kernel, formula in itertools.product(DENSE, (PLAIN, CLAMPED)):
+        if formula != PLAIN and not (kernel in _OF_FORMULAS or kernel.startswith("silu_mul backward")):
+            continue
+        name = f"{TITLES.get(kernel, kernel)} {label}{'' if formula == PLAIN else ' clamped'}"
+        exact, read = _exact(kernel, at, formula), {"gate": at.gate, "up": at.up, "dz": at.dz}
+        if kernel == "mlp-hidden-grad":  # in place
+            at.start = {"d_gate": at.gate, "d_up": at.up}
+            vars(at).update(gate=at.d_gate, up=at.d_up)
+        elif kernel == "unsloth backward":  # writes h, d_up and d_gate over what it reads
+            at.start = {"h_made": at.dz, "d_up": at.gate, "d_gate": at.up}
+            vars(at).update(dz=at.h_made, gate=at.d_up, up=at.d_gate)
+        at.formula = formula
+        at.launch(kernel).run()
+        vars(at).update(read)
+        at.start = {}
+        yield at.judged(name, exact)
 
 
-def _gate_backward(
-    at: Sizes, name: str, describe: Callable[..., Launch], *more: object, wants_h: bool = True
-) -> Outcome:
-    formula = next((argument for argument in more if isinstance(argument, Formula)), PLAIN)
-    exact = gradients(fp64(at.d_out) @ fp64(at.w_down), at.gate, at.up, formula)
-    d_gate, d_up = at.new("d_gate", at.z_like, at.gate), at.new("d_up", at.z_like, at.up)  # in place
-    h = at.new("h", at.z_like) if wants_h else None
-    describe(at.d_out, at.w_down, (d_gate, d_up), d_gate, d_up, h, *more).run()
-    return at.judged(name, exact)
-
-
-def _ping_pong(at: Sizes, label: str) -> Iterator[Outcome]:
-    for columns in hopper_forward.COLUMNS:
-        tile = replace(hopper_forward.TILE, columns=columns)
-        yield from _forwards(at, f"ping-pong forward of {columns} {label}", hopper_forward.forward_launch, tile)
-
-
-def _transposed(at: Sizes, label: str) -> Iterator[Outcome]:
-    for rows, shares in itertools.product(hopper_transposed.TOKENS, (1, 3)):
-        name = f"transposed forward of {rows} tokens{', shared' if shares > 1 else ''} {label}"
-        yield from _forwards(at, name, hopper_transposed.forward_launch, hopper_transposed.tile(rows, shares))
-
-
-def _input_grads(at: Sizes, label: str) -> Iterator[Outcome]:
-    pairs = [(at.gate, at.w_gate), (at.up, at.w_up)]
-    exact = sum(fp64(left) @ fp64(right) for left, right in pairs)
-    assert isinstance(exact, torch.Tensor)
-    across = [(left, right.cpu().t().contiguous().to(at.device).t()) for left, right in pairs]
-    for (lies, operands), schedule in itertools.product(
-        (("", pairs), (" transposed", across)), ("ping-pong", "cooperative")
-    ):
-        hopper_products.sum_launch(operands, at.new("dx", at.x_like), schedule).run()
-        yield at.judged(f"{schedule} dX{lies} {label}", {"dx": exact})
-    start = at.d_out.cpu().float()
-    hopper_products.sum_launch(pairs, at.new("dx", at.x_like, start), accumulate=True).run()
-    total = exact + fp64(start)
-    outcome = at.judged(f"ping-pong dX, added {label}", {"dx": total})
-    yield replace(outcome, roundings=outcome.roundings / 16)  # sums of products by tensor cores
-
-
-def _weight_grads(at: Sizes, label: str) -> Iterator[Outcome]:
-    for count in (1, 2):
-        operands = [(at.gate, at.x), (at.up, at.x)][:count]
-        hopper_products.transposed_launch(operands, [at.new(f"d_{number}", at.w_like) for number in range(count)]).run()
-        truth = {f"d_{number}": fp64(left).t() @ fp64(right) for number, (left, right) in enumerate(operands)}
-        yield at.judged(f"ping-pong dW of {count} {label}", truth)
-
-
-def _hidden_grads(at: Sizes, label: str) -> Iterator[Outcome]:
-    for wants_h in (False, True):
-        name = f"gate backward by hand{', h' if wants_h else ''} {label}"
-        yield _gate_backward(at, name, hopper_products.gate_backward_launch, wants_h=wants_h)
+def _by_hand(kernel: str, at: Sizes, label: str) -> Iterator[Outcome]:
+    of = {"dX": "input-grad", "dW": "weight-grad", "hidden gradient": "mlp-hidden-grad"}.get(kernel, "forward")
+    exact = _exact(of, at, PLAIN)
+    at.start = {"d_gate": at.gate, "d_up": at.up, "sums": at.d_out.cpu().float()}
+    if kernel == "dX":
+        exact["sums"] = exact["dx"] + fp64(at.start["sums"])
+    for name, launch in by_hand(kernel, at):
+        launch.run()
+        outcome = at.judged(f"{name} {label}", exact)
+        # sums of products by tensor cores
+        yield replace(outcome, roundings=outcome.roundings / 16) if "added" in name else outcome
+    at.start = {}
 
 
 def main(arguments: list[str] | None = None) -> None:

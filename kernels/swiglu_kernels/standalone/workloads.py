@@ -1,23 +1,215 @@
-"""Every kernel of `candidates.KERNELS` on tensors of its own, to be run with one choice after another."""
+"""What every kernel runs on: tensors by name, and the launches that read and write them, each of them named once.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+`covering.py` describes the launches on meta tensors, to be compiled. `odd_sizes.py` runs them between margins and
+compares with fp64, also for `swiglu_kernels.check`. `workload` draws a layer, to be run with one choice after another.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from swiglu_kernels.ops.experts import portable_experts
-from swiglu_kernels.ops.experts.routing import route
+from swiglu_kernels.ops.experts.routing import Routing, route
+from swiglu_kernels.ops.gate import operation as silu_mul
+from swiglu_kernels.ops.gate import unsloth
 from swiglu_kernels.ops.gate.formula import PLAIN
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed, portable_backward
 from swiglu_kernels.ops.glu.operation import multiply_and_gate, multiply_transposed, write_weight_grads
-from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, recompute_launch
+from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp import portable_mlp
 from swiglu_kernels.ops.mlp.operation import multiply_and_gate_backward
-from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, TileProblem
 from swiglu_kernels.tiles.tuning import forced
+
+Shape = tuple[int, ...]
+Make = Callable[[str, Shape], torch.Tensor | None]
+"""Makes a tensor from its name and shape, or None where a launch shall do without it."""
+WRITTEN = frozenset({
+    "z", "kept_gate", "kept_up", "d_gate", "d_up", "dx", "sums", "d_w_gate", "d_w_up", "d_w_down",
+    "h_made", "pre_made", "y_made", "d_pre", "wh", "d_w_gate_up",
+})  # fmt: skip
+"""The tensors that launches write; all others they read."""
+
+
+class Operands:
+    """The tensors of a layer by name, each of which is made when a launch asks for it, and what else launches take."""
+
+    none, plain = None, PLAIN
+    formula, interleaved, capability = PLAIN, False, None
+    routing: Any = None
+
+    def __init__(self, shapes: dict[str, Shape], make: Make, **more: Any) -> None:
+        self._shapes, self._make = shapes, make
+        vars(self).update(more)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in PAIRS:
+            return tuple(getattr(self, part) for part in PAIRS[name])
+        made = self.__dict__[name] = self._make(name, self._shapes[name])
+        return made
+
+    def launch(self, kernel: str) -> Launch:
+        """Describe a launch of `LAUNCHES`."""
+        return self.call(*LAUNCHES[kernel])
+
+    def call(self, function: Callable[..., Any], names: str) -> Any:
+        """Call a function with what has these names."""
+        return function(*(getattr(self, name) for name in names.split()))
+
+    @property
+    def written(self) -> tuple[torch.Tensor, ...]:
+        """The outputs of what has been described so far."""
+        return tuple(made for name, made in vars(self).items() if name in WRITTEN and made is not None)
+
+    @property
+    def w_down_across(self) -> torch.Tensor:
+        """Of experts, as the gradient of h is multiplied by it."""
+        return self.w_down.mT
+
+    @property
+    def w_gate_up_across(self) -> torch.Tensor:
+        """As the gradient of x is multiplied by it."""
+        return self.w_gate_up.mT
+
+    @property
+    def dots(self) -> torch.Tensor:
+        """As many parts as the tile says that is chosen now."""
+        parts = portable_experts.dots_parts(self.d_out, self.w_down_across, self.routing, self.capability)
+        return self.x.new_empty((parts, self.pre.shape[0]), dtype=torch.float32)
+
+
+def dense_shapes(tokens: int, hidden: int, intermediate: int) -> dict[str, Shape]:
+    """Return the shapes of the tensors of a dense block; `sums` is fp32."""
+    names: dict[str, Shape] = {
+        "x d_out dx sums": (tokens, hidden), "w_gate w_up d_w_gate d_w_up": (intermediate, hidden),
+        "z gate up dz h_made kept_gate kept_up d_gate d_up": (tokens, intermediate),
+        "w_down d_w_down": (hidden, intermediate), "bias_gate bias_up": (intermediate,),
+    }  # fmt: skip
+    return {name: shape for of_these, shape in names.items() for name in of_these.split()}
+
+
+PAIRS = {
+    "biases": ("bias_gate", "bias_up"), "kept": ("kept_gate", "kept_up"), "read": ("gate", "up"),
+    "d_weights": ("d_w_gate", "d_w_up"), "hidden_gradients": ("d_gate", "d_up"),
+    "h_and_pre": ("h_made", "pre_made"), "hidden_grads": ("d_pre", "wh", "dots"),
+}  # fmt: skip
+"""Tensors that launches take as one argument."""
+Calls = dict[str, tuple[Callable[..., Any], str]]
+"""Functions, and what of `Operands` their arguments are."""
+DENSE: Calls = {
+    "forward": (forward_launch, "x w_gate w_up z none biases formula"),
+    "forward-preact": (forward_launch, "x w_gate w_up z kept biases formula"),
+    "recompute": (recompute_launch, "dz x w_gate w_up hidden_gradients biases formula"),
+    "input-grad-fused": (portable_backward.input_grad_launch, "dz gate up w_gate w_up dx formula"),
+    "input-grad": (portable_backward.input_grad_launch, "none gate up w_gate w_up dx"),
+    "weight-grad-fused": (portable_backward.weight_grad_launch, "dz gate up x d_w_gate d_w_up formula"),
+    "weight-grad": (portable_backward.weight_grad_launch, "none gate up x d_w_gate d_w_up"),
+    "mlp-hidden-grad": (portable_mlp.down_backward_launch, "d_out w_down read d_gate d_up h_made formula"),
+    "mlp-weight-grad": (portable_mlp.down_weight_grad_launch, "d_out gate d_w_down"),
+    "silu_mul": (silu_mul.forward_launch, "gate up h_made"),
+    "silu_mul backward": (silu_mul.backward_launch, "dz gate up d_gate d_up formula none"),
+    "silu_mul backward, h": (silu_mul.backward_launch, "dz gate up d_gate d_up formula h_made"),
+    "unsloth": (unsloth.forward_launch, "gate up h_made"),
+    "unsloth backward": (unsloth.backward_launch, "dz gate up"),  # written over what it reads
+}
+"""Portable launches of a dense block."""
+EXPERTS: Calls = {
+    "experts-gate-up": (
+        portable_experts.gate_up_launch,
+        "x w_gate_up h_and_pre routing b_gate_up formula interleaved capability",
+    ),
+    "experts-down": (portable_experts.rows_launch, "h w_down y_made pair tile_expert b_down capability"),
+    "experts-input-grad": (
+        partial(portable_experts.rows_launch, kernel="experts-input-grad"),
+        "pre w_gate_up_across y_made pair tile_expert none capability",
+    ),
+    "experts-hidden-grad": (
+        portable_experts.down_backward_launch,
+        "d_out w_down_across pre weights hidden_grads routing formula interleaved capability",
+    ),
+    "experts-weight-grad": (portable_experts.weight_grad_launch, "pre x d_w_gate_up routing capability"),
+    "experts-down-weight-grad": (portable_experts.weight_grad_launch, "d_out h d_w_down routing capability"),
+}
+"""Portable products of a mixture."""
+LAUNCHES = DENSE | EXPERTS
+OF_TORCH: Calls = {
+    "forward": (multiply_and_gate, "x w_gate w_up z none biases plain"),
+    "forward-preact": (multiply_and_gate, "x w_gate w_up z kept biases plain"),
+    "weight-grad": (partial(write_weight_grads, weight_grad="torch"), "gate up x d_weights"),
+    "mlp-hidden-grad": (multiply_and_gate_backward, "d_out w_down read d_gate d_up h_made plain"),
+    "mlp-weight-grad": (multiply_transposed, "d_out gate d_w_down"),
+}
+"""The same by PyTorch's products, where a kernel has that choice."""
+
+
+def by_hand(kernel: str, at: Any, shares: Sequence[int] = (1, 3)) -> Iterator[tuple[str, Launch]]:
+    """Yield launches of a dense kernel of `admission.KERNELS` in all its forms, each described when it is asked for.
+
+    `shares` are those of a transposed forward's tile.
+    """
+    forward = at.x, at.w_gate, at.w_up
+    stored = (("", False), (", gate and up stored", True))
+    match kernel:
+        case "forward":
+            for columns, (kept, keeps) in itertools.product(hopper_forward.COLUMNS, stored):
+                tile = replace(hopper_forward.TILE, columns=columns)
+                launch = hopper_forward.forward_launch(*forward, at.z, at.kept if keeps else None, tile)
+                yield f"ping-pong forward, {columns} columns{kept}", launch
+        case "transposed forward":
+            for rows, share, (kept, keeps) in itertools.product(hopper_transposed.TOKENS, shares, stored):
+                tile = hopper_transposed.tile(rows, share)
+                launch = hopper_transposed.forward_launch(*forward, at.z, at.kept if keeps else None, tile)
+                yield f"transposed forward, {rows} tokens{', shared' if launch.then else ''}{kept}", launch
+        case "row forward":
+            for kept, keeps in stored:
+                yield f"row forward{kept}", hopper_row.forward_launch(*forward, at.z, at.kept if keeps else None)
+        case "dX":
+            for lies, turns in (("", _as_it_lies), (", weights transposed", _across)):
+                pairs = [(at.gate, turns(at.w_gate)), (at.up, turns(at.w_up))]
+                for schedule in ("ping-pong", "cooperative"):
+                    yield f"{schedule} dX{lies}", hopper_products.sum_launch(pairs, at.dx, schedule)
+                yield f"ping-pong dX, added{lies}", hopper_products.sum_launch(pairs, at.sums, accumulate=True)
+        case "dW":
+            for outputs in (1, 2):
+                pairs, made = [(at.gate, at.x), (at.up, at.x)][:outputs], [at.d_w_gate, *([at.d_w_up] * (outputs - 1))]
+                yield f"ping-pong dW of {outputs}", hopper_products.transposed_launch(pairs, made)
+        case "hidden gradient":
+            for lies, turns, wants_h in (
+                ("", _as_it_lies, False), ("", _as_it_lies, True), (", weights transposed", _across, True),
+            ):  # fmt: skip
+                pair, h = (at.d_gate, at.d_up), at.h_made if wants_h else None  # in place
+                launch = hopper_products.gate_backward_launch(at.d_out, turns(at.w_down), pair, *pair, h)
+                yield f"gate backward{', h' if wants_h else ''}{lies}", launch
+
+
+def _as_it_lies(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix
+
+
+def _across(matrix: torch.Tensor) -> torch.Tensor:
+    """The same matrix with a first stride of 1; made on the CPU, whose kernels no sanitizer watches."""
+    return (matrix if matrix.is_meta else matrix.cpu()).t().contiguous().to(matrix.device).t()
+
+
+def mixture(index: torch.Tensor, routing: Routing, sizes: tuple[int, int, int], make: Make, **more: Any) -> Operands:
+    """Return the tensors of a mixture of experts, hidden and intermediate size `sizes`, for its routing."""
+    (experts, hidden, intermediate), (tokens, slots), rows = sizes, index.shape, routing.pair.shape[0]
+    names: dict[str, Shape] = {
+        "x d_out": (tokens, hidden), "weights": (tokens, slots), "h wh h_made": (rows, intermediate),
+        "pre d_pre pre_made": (rows, 2 * intermediate), "y_made": (rows, hidden),
+        "w_gate_up d_w_gate_up": (experts, 2 * intermediate, hidden),
+        "w_down d_w_down": (experts, hidden, intermediate),
+        "b_gate_up": (experts, 2 * intermediate), "b_down": (experts, hidden),
+    }  # fmt: skip
+    shapes = {name: shape for of_these, shape in names.items() for name in of_these.split()}
+    return Operands(shapes, make, routing=routing, pair=routing.pair, tile_expert=routing.tile_expert, **more)
 
 
 class Runnable(Protocol):
@@ -48,10 +240,10 @@ class Workload:
     device: torch.device
     outputs: tuple[torch.Tensor, ...]
     describe_launch: Callable[[], Launch]
-    by_torch: "Runnable | None" = None
+    by_torch: Runnable | None = None
     """The same by PyTorch's products, where a kernel has that choice."""
 
-    def describe(self, choice: Choice) -> "Runnable":
+    def describe(self, choice: Choice) -> Runnable:
         """What runs with a choice; all of them write the same outputs."""
         if choice == BY_TORCH:
             assert self.by_torch is not None, f"{self.kernel} is not made of PyTorch's products"
@@ -61,114 +253,35 @@ class Workload:
 
 
 def workload(kernel: str, problem: TileProblem, device: torch.device, seed: int = 0) -> Workload:
-    """Draw what a kernel reads: activations and gradients standard normal, weights with variance 1 / in_features."""
+    """Draw what a kernel of `candidates.KERNELS` reads, and allocate what it writes.
+
+    Activations and gradients are standard normal, weights have variance 1 / in_features. Each token of a mixture has
+    `top_k` different experts with equal probability.
+    """
     device = torch.empty(0, device=device).device  # with its index, by which tensors are known
     source = torch.Generator(device=device).manual_seed(seed)
-    M, K, N = problem.tokens, problem.hidden, problem.intermediate
+    sizes = problem.tokens, problem.hidden, problem.intermediate
 
-    def draw(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(rows, columns, generator=source, device=device)
-        return values.mul_(scale).to(problem.dtype)
+    def make(name: str, shape: Shape) -> torch.Tensor | None:
+        if name.startswith(("b_", "bias_")) or name == "pre_made":
+            return None
+        if name in WRITTEN:
+            return torch.empty(shape, dtype=problem.dtype, device=device)
+        drawn = torch.randn(shape, generator=source, device=device)
+        return drawn.mul_(shape[-1] ** -0.5 if name.startswith("w_") else 1.0).to(problem.dtype)
 
-    def new(rows: int, columns: int) -> torch.Tensor:
-        return torch.empty(rows, columns, dtype=problem.dtype, device=device)
-
-    def made(launch: Callable[..., Launch], *arguments: object, out: tuple[torch.Tensor, ...]) -> Workload:
-        by_torch = None
-        if launch is forward_launch:
-            by_torch = ByTorch(multiply_and_gate, (*arguments, NO_BIASES, PLAIN))
-        elif launch is down_backward_launch:
-            by_torch = ByTorch(multiply_and_gate_backward, (*arguments, PLAIN))
-        elif kernel == "weight-grad":
-            _, d_gate, d_up, x, *d_weights = arguments
-            by_torch = ByTorch(write_weight_grads, (d_gate, d_up, x, d_weights, "torch"))
-        elif kernel == "mlp-weight-grad":
-            by_torch = ByTorch(multiply_transposed, arguments)
-        return Workload(kernel, problem, device, out, lambda: launch(*arguments), by_torch)
-
-    def hidden_like(count: int) -> list[torch.Tensor]:
-        return [draw(M, N) for _ in range(count)]
-
-    def weights() -> list[torch.Tensor]:
-        return [draw(N, K, K**-0.5) for _ in range(2)]
-
-    if kernel.startswith("experts-"):
-        return _of_experts(kernel, problem, device, source)
-    match kernel:
-        case "forward":
-            z = new(M, N)
-            return made(forward_launch, draw(M, K), *weights(), z, None, out=(z,))
-        case "forward-preact":
-            z, gate, up = new(M, N), new(M, N), new(M, N)
-            return made(forward_launch, draw(M, K), *weights(), z, (gate, up), out=(z, gate, up))
-        case "recompute":
-            d_gate, d_up = new(M, N), new(M, N)
-            return made(recompute_launch, draw(M, N), draw(M, K), *weights(), (d_gate, d_up), out=(d_gate, d_up))
-        case "input-grad" | "input-grad-fused":
-            dz = draw(M, N) if kernel == "input-grad-fused" else None
-            dx = new(M, K)
-            return made(input_grad_launch, dz, *hidden_like(2), *weights(), dx, out=(dx,))
-        case "weight-grad" | "weight-grad-fused":
-            dz = draw(M, N) if kernel == "weight-grad-fused" else None
-            d_weights = new(N, K), new(N, K)
-            return made(weight_grad_launch, dz, *hidden_like(2), draw(M, K), *d_weights, out=d_weights)
-        case "mlp-hidden-grad":
-            read, w_down = tuple(hidden_like(2)), draw(K, N, N**-0.5)
-            d_gate, d_up, h = new(M, N), new(M, N), new(M, N)
-            out = d_gate, d_up, h
-            return made(down_backward_launch, draw(M, K), w_down, read, d_gate, d_up, h, out=out)
-        case "mlp-weight-grad":
-            d_w_down = new(K, N)
-            return made(down_weight_grad_launch, draw(M, K), draw(M, N), d_w_down, out=(d_w_down,))
-    raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")
-
-
-def _of_experts(kernel: str, problem: TileProblem, device: torch.device, source: torch.Generator) -> Workload:
-    """Draw for a kernel of experts, each token of which has `top_k` different ones with equal probability."""
-    H, I, E, k = problem.hidden, problem.intermediate, problem.experts, problem.top_k  # noqa: E741
-
-    def draw(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=source, device=device).mul_(sizes[-1] ** -0.5).to(problem.dtype)
-
-    def new(*sizes: int) -> torch.Tensor:
-        return torch.empty(sizes, dtype=problem.dtype, device=device)
-
-    index = torch.rand(problem.tokens, E, generator=source, device=device).topk(k).indices
-    routing = route(index, E, problem.kept_for)
-    pair, _, tile_expert, starts, *_ = routing
-    rows, used = pair.shape[0], int(starts[-1])  # what lies behind is not written
-
-    def made(*out: torch.Tensor, launch: Callable[[], Launch]) -> Workload:
-        return Workload(kernel, problem, device, out, launch)
-
-    match kernel:
-        case "experts-gate-up":
-            x, w, out = draw(problem.tokens, H), draw(E, 2 * I, H), new(rows, I)
-            launch = partial(portable_experts.gate_up_launch, x, w, (out, None), routing, None, PLAIN, False)
-            return made(out[:used], launch=launch)
-        case "experts-down" | "experts-input-grad":
-            a, out = draw(rows, I if kernel == "experts-down" else 2 * I), new(rows, H)
-            w = draw(E, H, I) if kernel == "experts-down" else draw(E, 2 * I, H).mT
-            return made(
-                out[:used],
-                launch=partial(portable_experts.rows_launch, a, w, out, pair, tile_expert, None, None, kernel),
-            )
-        case "experts-hidden-grad":
-            dy, w, pre, weights = draw(problem.tokens, H), draw(E, H, I).mT, draw(rows, 2 * I), draw(problem.tokens, k)
-            d_pre, wh = new(rows, 2 * I), new(rows, I)
-
-            def with_dots() -> Launch:
-                dots = torch.empty(
-                    portable_experts.dots_parts(dy, w, routing), rows, dtype=torch.float32, device=device
-                )
-                return portable_experts.down_backward_launch(
-                    dy, w, pre, weights, (d_pre, wh, dots), routing, PLAIN, False
-                )
-
-            return made(d_pre[:used], wh[:used], launch=with_dots)
-        case "experts-weight-grad" | "experts-down-weight-grad":
-            of_down = kernel == "experts-down-weight-grad"
-            a, b = (draw(problem.tokens, H), draw(rows, I)) if of_down else (draw(rows, 2 * I), draw(problem.tokens, H))
-            out = new(E, a.shape[1], b.shape[1])
-            return made(out, launch=partial(portable_experts.weight_grad_launch, a, b, out, routing))
-    raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")
+    if kernel not in LAUNCHES:
+        raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")
+    if kernel in DENSE:
+        at, used = Operands(dense_shapes(*sizes), make), None
+    else:
+        index = torch.rand(problem.tokens, problem.experts, generator=source, device=device).topk(problem.top_k).indices
+        routing = route(index, problem.experts, problem.kept_for)
+        at, used = mixture(index, routing, (problem.experts, *sizes[1:]), make), int(routing.starts[-1])
+    at.launch(kernel)
+    outputs = tuple(made if made.dim() > 2 else made[:used] for made in at.written)  # what lies behind is not written
+    by_torch = None
+    if kernel in OF_TORCH:
+        function, names = OF_TORCH[kernel]
+        by_torch = ByTorch(function, at.call(lambda *arguments: arguments, names))
+    return Workload(kernel, problem, device, outputs, partial(at.launch, kernel), by_torch)

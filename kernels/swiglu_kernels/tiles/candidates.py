@@ -23,13 +23,8 @@ Schedule = Literal["portable", "ping-pong", "transposed", "cooperative", "gate",
 """`torch`: PyTorch's products and one elementwise launch."""
 MOST = 24
 """Portable candidates of a kernel and shape, unless asked for others."""
-GRID = {
-    "rows": (16, 32, 64, 128, 256),
-    "columns": (16, 32, 64, 128, 256),
-    "depth": (32, 64, 128, 256),
-    "warps": (4, 8),
-    "stages": (2, 3, 4, 5, 6),
-}
+_SIDES = (16, 32, 64, 128, 256)
+GRID = {"rows": _SIDES, "columns": _SIDES, "depth": (32, 64, 128, 256), "warps": (4, 8), "stages": (2, 3, 4, 5, 6)}
 """What portable candidates are made of; the group of row tiles stays the shipped one's."""
 GROUPS = (8, 16, 32)
 """Of a hand-written schedule; its stages are the shipped ones or one fewer."""
@@ -224,13 +219,8 @@ def _configurations(kernel: Kernel, schedule: Schedule, problem: TileProblem) ->
 
 def _distance(tile: Tile, other: Tile) -> float:
     """How many halvings, doublings and stages lie between two tiles."""
-    ratios = (
-        (tile.rows, other.rows),
-        (tile.columns, other.columns),
-        (tile.depth, other.depth),
-        (tile.warps, other.warps),
-    )
-    return sum(abs(math.log2(mine / theirs)) for mine, theirs in ratios) + abs(tile.stages - other.stages)
+    sizes = ((getattr(tile, name), getattr(other, name)) for name in ("rows", "columns", "depth", "warps"))
+    return sum(abs(math.log2(mine / theirs)) for mine, theirs in sizes) + abs(tile.stages - other.stages)
 
 
 def bucket(size: int) -> int:

@@ -47,14 +47,10 @@ def why_slow_rows(hidden: int, intermediate: int) -> str:
 
 
 def choose(name: str, at: TileProblem, tuned: Choice | None, aside: str | None = None, aligned: bool = True) -> Choice:
-    """Return which kernel one launch takes: by hand where it can, in the tuned tile where there is one.
+    """Return which kernel of `candidates.KERNELS` one launch takes: by hand where it can, in the tuned tile if any.
 
-    Args:
-        name: of the kernel, in `candidates.KERNELS`.
-        at: the problem.
-        tuned: what was tuned for it, or None. PyTorch's products are no launch: then the shipped one is taken.
-        aside: why a hand-scheduled kernel cannot take the tensors, or None where it can.
-        aligned: whether the portable kernel may access them 16 bytes at a time.
+    `tuned` may be PyTorch's products, which are no launch: then the shipped one is taken. `aside` says why a kernel
+    by hand cannot take the tensors, `aligned` whether the portable one may access them 16 bytes at a time.
     """
     kernel = KERNELS[name]
     tuned = None if tuned == BY_TORCH else tuned

@@ -97,16 +97,14 @@ def portable_tile(choice: Choice | None, aligned: bool) -> Tile | None:
 @contextlib.contextmanager
 def forced(device: torch.device, kernel: str, problem: TileProblem, choice: Choice) -> Iterator[None]:
     """Describe the launches of a kernel and problem with this choice, whatever was tuned."""
-    kept = _tables.get(device)
-    key = (kernel, problem.dtype, problem.kept_for, problem.hidden, problem.intermediate)
-    _tables[device] = {key: choice}
+    before = _tables.get(device)
+    _tables[device] = {(kernel, problem.dtype, problem.kept_for, problem.hidden, problem.intermediate): choice}
     try:
         yield
     finally:
-        if kept is None:
-            del _tables[device]
-        else:
-            _tables[device] = kept
+        del _tables[device]
+        if before is not None:
+            _tables[device] = before
 
 
 def forget() -> None:

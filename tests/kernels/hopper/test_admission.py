@@ -71,7 +71,7 @@ def test_a_tested_version_needs_no_setting(monkeypatch: pytest.MonkeyPatch, vers
     assert shipped("forward", PROBLEM).schedule == "ping-pong"
 
 
-def test_another_version_warns_once_and_names_the_command() -> None:
+def test_another_version_warns_once_and_names_the_command_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="python -m swiglu_kernels.check") as caught:
         reasons = [admission.why_aside(kernel) for kernel in KERNELS]
     assert len(caught) == 1
@@ -79,22 +79,21 @@ def test_another_version_warns_once_and_names_the_command() -> None:
     assert "two minutes" in str(caught[0].message), "what it costs"
     assert all(reason and NEW in reason for reason in reasons)
     assert shipped("forward", PROBLEM).schedule == "torch"
-
-
-def test_without_a_gpu_nobody_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
     monkeypatch.setattr(admission, "_hopper_gpu", lambda: "")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert admission.why_aside("dX")
 
 
-def test_a_kernel_that_is_refused_stays_aside_and_the_others_run() -> None:
+def test_a_kernel_that_is_refused_stays_aside_and_the_others_run(file: Path) -> None:
     keep(verdicts(**{"transposed forward": "3 of 36 launches are wrong"}))
     assert admission.why_aside("forward") is None
     assert "3 of 36 launches are wrong" in str(admission.why_aside("transposed forward"))
     few = replace(PROBLEM, tokens=160)
     assert shipped("forward", few).schedule == "ping-pong"
-    keep(verdicts(dW="it differs"))
+    keep(verdicts(dW="it differs"))  # which takes the place of the first
+    assert len(json.loads(file.read_bytes())["verdicts"]) == 1
     assert shipped("forward", few).schedule == "transposed"
     assert shipped("weight-grad", PROBLEM).schedule == "torch"
     assert shipped("mlp-hidden-grad", PROBLEM).schedule == "gate"
@@ -114,13 +113,6 @@ def test_a_verdict_holds_for_nothing_else(changed: str) -> None:
         assert admission.why_aside("forward")
     keep(verdicts())
     assert admission.why_aside("forward") is None
-
-
-def test_a_second_run_takes_the_place_of_the_first(file: Path) -> None:
-    keep(verdicts(dX="wrong"))
-    keep(verdicts())
-    assert len(json.loads(file.read_bytes())["verdicts"]) == 1
-    assert admission.why_aside("dX") is None
 
 
 CONTENT = {"schema": admission.SCHEMA, "verdicts": [asdict(verdicts())]}

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from accuracy import DEVICE, DTYPES, assert_as_accurate_as_eager, assert_equal, check_against_reference, random_tensor
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
 from swiglu_kernels.nn import modules
@@ -118,19 +117,16 @@ def test_options_reach_the_operator(cls, options):
 
 
 def test_state_dict_is_that_of_the_stock_mlp():
+    torch.manual_seed(0)
     stock, fused = StockMLP(), built(FusedSwiGLUMLP)
+    assert_equal(list(fused.parameters()), list(stock.parameters()))  # drawn alike
     assert list(fused.state_dict()) == list(stock.state_dict())
+    stock = StockMLP()
     fused.load_state_dict(stock.state_dict(), strict=True)
     x = hidden_states(2, 3)
     truth = copy.deepcopy(stock).double()(x.double())
     assert_as_accurate_as_eager("output", fused(x).detach(), stock(x).detach(), truth.detach())
     stock.load_state_dict(fused.state_dict(), strict=True)
-
-
-def test_initialisation_is_that_of_the_stock_mlp():
-    torch.manual_seed(0)
-    stock = StockMLP()
-    assert_equal(list(built(FusedSwiGLUMLP).parameters()), list(stock.parameters()))
 
 
 def test_packed_weights_are_read_where_they_lie(monkeypatch):
@@ -196,6 +192,10 @@ def test_autocast_takes_any_mix_that_linear_takes():
             module(hidden_states(3, dtype=torch.float16))
         with pytest.raises(TypeError, match=r"x: expected .*, got torch\.float64"):  # which autocast leaves alone
             module(hidden_states(3, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"down_proj.weight: expected torch.float32 as gate_proj.weight has"):
+        module(hidden_states(2))
+    with pytest.raises(TypeError, match=r"gate_proj.weight: expected one of .*, got torch.float64"):
+        built(FusedSwiGLUMLP).double()(hidden_states(2))
 
 
 @pytest.mark.parametrize(("cls", "dynamic"), zip(CLASSES, [False, True, False], strict=True))
@@ -206,35 +206,7 @@ def test_compiles_without_a_graph_break(cls, dynamic):
     torch.testing.assert_close(gradients(module, x, compiled), gradients(module, x))
 
 
-@pytest.mark.parametrize(("cls", "use_reentrant"), zip(CLASSES, [False, True, False], strict=True))
-def test_activation_checkpointing(cls, use_reentrant):
-    module, x = built(cls), hidden_states(2, 3)
-    got = gradients(module, x, lambda x: checkpoint(module, x, use_reentrant=use_reentrant))
-    assert_equal(got, gradients(module, x))
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_torch_func_vmap():
-    module, x = built(FusedSwiGLUMLP), hidden_states(3, 2)
-    torch.testing.assert_close(torch.func.vmap(module)(x), module(x))
-    torch.testing.assert_close(gradients(module, x, torch.func.vmap(module)), gradients(module, x))
-
-
-def test_torch_func_derivatives_are_refused():
-    """Never silently wrong: a custom operator's tangents would be zero."""
-    module, x = built(FusedSwiGLUMLP), hidden_states(2)
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-
-    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.func.functional_call(module, parameters, (x,)).sum()
-
-    with pytest.raises(RuntimeError, match=r"autograd.Function"):
-        torch.func.grad(loss)(parameters)
-    with pytest.raises(RuntimeError, match="forward-mode"):
-        torch.func.jvp(loss, (parameters,), (parameters,))
-
-
-def test_copies_and_pickles():
+def test_copies_pickles_and_exports():
     module, x = built(FusedSwiGLUMLP, save="input"), hidden_states(3)
     buffer = io.BytesIO()
     torch.save(module, buffer)
@@ -242,10 +214,6 @@ def test_copies_and_pickles():
     for other in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
         assert other.options == module.options
         assert torch.equal(other(x), module(x))
-
-
-def test_exports():
-    module, x = built(FusedSwiGLUMLP), hidden_states(3)
     assert torch.equal(torch.export.export(module, (x,)).module()(x), module(x))
 
 
@@ -283,15 +251,6 @@ def test_bad_input_names_the_argument(x, error, message):
         first = next(name for name, _ in module.named_children())
         with pytest.raises(error, match=message.replace("{first}", first)):
             module(x)
-
-
-def test_parameters_of_different_kinds():
-    module = built(FusedSwiGLUMLP)
-    module.down_proj.half()
-    with pytest.raises(TypeError, match=r"down_proj.weight: expected torch.float32 as gate_proj.weight has"):
-        module(hidden_states(2))
-    with pytest.raises(TypeError, match=r"gate_proj.weight: expected one of .*, got torch.float64"):
-        built(FusedSwiGLUMLP).double()(hidden_states(2))
 
 
 @pytest.mark.parametrize(

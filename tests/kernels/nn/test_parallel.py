@@ -290,12 +290,9 @@ def one_of_two_processes(rank: int, folder: Path, device: str) -> None:
         torch.cuda.set_device(rank)
     else:
         quicken()
+    where, patience = f"file://{folder / 'rendezvous'}", timedelta(seconds=PATIENCE_S / 2)
     torch.distributed.init_process_group(
-        SETTINGS[device].backend,
-        init_method=f"file://{folder / 'rendezvous'}",
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=PATIENCE_S / 2),
+        SETTINGS[device].backend, init_method=where, rank=rank, world_size=WORLD, timeout=patience
     )
 
     def tried(way: Way) -> dict[str, Any]:
@@ -332,17 +329,9 @@ def results(device: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
     environment.setdefault("NCCL_NVLS_ENABLE", "0")
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # or gloo resolves the host's name, which not every sandbox can
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder), device],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    commands = [[sys.executable, __file__, str(rank), str(folder), device] for rank in range(WORLD)]
+    processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for command in commands]
     try:
         outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     finally:

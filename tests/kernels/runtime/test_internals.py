@@ -49,8 +49,8 @@ for name in names:
     assert any(name in str(warning.message) for warning in told), name
 
 from swiglu_kernels import reference
-from swiglu_kernels.runtime.shortcuts import door, repeat
-door._shut, repeat.on_gpu = False, lambda tensor: True
+from swiglu_kernels.runtime.shortcuts import door
+door._shut, door.on_gpu = False, lambda tensor: True
 for function, weights in (("swiglu_glu", 2), ("swiglu_mlp", 3)):
     for _ in range(3):
         shapes = [(4, 16), (16, 16), (16, 16), (16, 16)][:weights + 1]
@@ -105,7 +105,7 @@ def test_each_switches_off_what_needs_it(name: str, monkeypatch: pytest.MonkeyPa
         module = fresh()
     assert any(name in off for off in module.OFF)
     assert module.can_count is (name != "_storage_Use_Count")
-    assert not module.can_count or module.watched() is (name != "TensorGuards")
+    assert not module.can_count or module.can_see_watchers is (name == "TensorGuards")
     assert (module.guard([torch.empty(2)]) is None) is (name == "TensorGuards")
     assert module.has_operators is (name != "_any_requires_grad")
     with warnings.catch_warnings():

@@ -25,7 +25,7 @@ def test_each_is_right() -> None:
     found = list(odd_sizes._portable(at, "here"))
     assert not wrong(found)
     names = " ".join(outcome.name for outcome in found)
-    for kernel in ("forward", "recompute", "dX", "dW", "gate backward", "silu_mul", "unsloth"):
+    for kernel in ("forward", "recompute", "dX", "dW", "mlp d_gate", "silu_mul", "unsloth"):
         assert kernel in names
 
 
@@ -58,8 +58,7 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for spoil in (spoil_one, spoil_a_margin, lambda launch: None):
         monkeypatch.setattr(Launch, "run", spoil)
         with admission.by_hand_aside("portable kernels are asked for"):
-            assert not next(odd_sizes._forwards(at, "forward", odd_sizes.forward_launch)).right
-        at.buffers.clear()
+            assert not next(odd_sizes._portable(at, "forward")).right
     assert not replace(odd_sizes.Outcome("one", 1.0), roundings=odd_sizes.SLACK * 2).right
 
 

@@ -37,11 +37,7 @@ KERNELS |= {
 def tile(kernel: str, sizes: tuple[int, int, int], capability: Capability | None, *matrices: torch.Tensor) -> Tile:
     """Return the tile of a portable product of sorted rows: the tuned one of a kernel in KERNELS, or the shipped one.
 
-    Args:
-        kernel: its name.
-        sizes: rows of the routing's tiles, hidden and intermediate size.
-        capability: of the GPU to choose for; None for that of the matrices' device.
-        matrices: the operands.
+    sizes: rows of the routing's tiles, hidden and intermediate size. capability: None for that of the operands' device.
     """
     aligned, like, capability = vectorises(*matrices), matrices[0], capability or capability_of(matrices[0].device)
     if like.dtype == torch.float8_e4m3fn:
@@ -105,12 +101,10 @@ def kernels_for(
     """Choose the kernels of a mixture.
 
     Args:
-        index: [T, k], the experts of each token.
-        x: [T, H].
+        index, x: [T, k], the experts of each token, and [T, H].
         weights: w_gate_up and w_down, or what lies in memory like their codes.
         activation: of the gate.
-        with_grad: whether gradients will be computed.
-        in_fp8: whether the forward's products are.
+        with_grad, in_fp8: whether gradients will be computed, and whether the forward's products are in fp8.
         backend: what was asked for. Raises ValueError where the hand-scheduled kernels were, and cannot run.
     """
     if backend is None:

@@ -11,28 +11,17 @@ from swiglu_kernels.ops.mlp.definition import swiglu_mlp
 
 
 def swiglu_experts(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    *,
-    b_gate_up: torch.Tensor | None = None,
-    b_down: torch.Tensor | None = None,
-    interleaved: bool = False,
-    precision: str = "bf16",
-    **options: str | float | None,
-) -> torch.Tensor:
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
+    interleaved: bool = False, precision: str = "bf16", **options: str | float | None,
+) -> torch.Tensor:  # fmt: skip
     """Return each token's sum of `swiglu_mlp` of its experts by their weights; in fp8 of `swiglu_mlp_fp8`.
 
     Args:
         x: [..., hidden].
-        w_gate_up: [experts, 2 * intermediate, hidden].
-        w_down: [experts, hidden_out, intermediate].
-        top_k_index: [..., k], integers; one outside of 0 to experts - 1 is skipped.
-        top_k_weights: [..., k].
-        b_gate_up: [experts, 2 * intermediate] or None.
-        b_down: [experts, hidden_out] or None.
+        w_gate_up, b_gate_up: [experts, 2 * intermediate, hidden], and [experts, 2 * intermediate] or None.
+        w_down, b_down: [experts, hidden_out, intermediate], and [experts, hidden_out] or None.
+        top_k_index, top_k_weights: [..., k]; an index outside of 0 to experts - 1 is skipped.
         interleaved: rows of w_gate_up (and b_gate_up) are gate, up, gate, up, ...; else the gate's come first.
         precision: "bf16", operands as they are, or "fp8-rowwise": those of the forward's products are quantised by
             rows, those of the gradients' are not.

@@ -87,10 +87,7 @@ def products(
     codes = quantise_rows(x, "rowwise", False)
     fp8.hand(codes, "x")
     of_weights = _of_weights("w_gate_up", w_gate_up, s_gate_up)
-    h, pre = kernels.gate_up_of_codes(
-        codes, of_weights, routing, b_gate_up, formula, interleaved, x.dtype, True, keep
-    )  # fmt: skip
-    assert h is not None
+    h, pre = kernels.gate_up_of_codes(codes, of_weights, routing, b_gate_up, formula, interleaved, x.dtype, keep)
     del codes, of_weights
     codes = quantise_rows(h, "rowwise", False, routing.starts)
     fp8.hand(codes, "h", routing.row)

@@ -5,26 +5,19 @@
     gate_backward   d_pre, weight * h, and the dots of h and d_h, from d_h = dy w_down, which is never stored
     weights         d_w = a^T b of each expert's rows
 
-Rows are sorted by expert, and each expert's begin at a multiple of 128 (`routing.py`): so every block that is loaded or
-stored is one for TMA, and the weights are one matrix of all experts' rows. How many rows there are and whose they are
-is read on the GPU. The schedule is `hopper_forward.py`'s: one program per multiprocessor walks through the tiles, a
-producer fills a ring of stages, two consumers take tiles in turn. A tile has 128 rows, however many its expert has
-left: what is beyond them is written and means nothing. Half tiles cost more than they save: programs whose tiles are
-not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
-
-So an expert whose rows are an odd number of blocks of 64 has a tall tile for the last three (h and y, and dx): 192 rows
-x 128 columns in place of 128 x 192, which loads and multiplies as much as any other. Rows and columns of it change
-sides: its rows of a go where else columns of b go, it is multiplied by the same wgmmas, and stored transposed. Columns
-that 192 does not divide end in such tiles as well (`hopper_tiles.py`).
+Rows are sorted by expert, and each expert's begin at a multiple of 128 (`routing.py`): every block that is loaded or
+stored is one for TMA, and the weights are one matrix of all experts' rows. The schedule is `hopper_forward.py`'s: one
+program per multiprocessor walks through the tiles, a producer fills a ring of stages, two consumers take tiles in turn.
+A tile has 128 rows, however many its expert has left: what is beyond them is written and means nothing. An expert whose
+rows are an odd number of blocks of 64 has a tall tile for the last three, 192 x 128 in place of 128 x 192, multiplied
+by the same wgmmas and stored transposed; columns that 192 does not divide end in such tiles as well
+(`hopper_tiles.py`). Half tiles cost more than they save (NOTES.md, measured on an H200).
 
 A weight's gradient whose last rows of tiles are half empty has room for the sums of the other operand: rows of ones.
-
 There is no sorted copy of x or dy, unless they are not aligned: four producers copy the rows of the tokens into the
 ring (`copies.py`), as Hopper's TMA cannot.
 
 M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
-
-Measured on an H200: NOTES.md.
 """
 
 from collections.abc import Mapping
@@ -224,14 +217,7 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]
 
 
 def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
-    """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can.
-
-    Args:
-        x: [T, H].
-        w_gate_up: [E, 2 I, H].
-        w_down: [E, H_out, I].
-        activation: of the gate.
-    """
+    """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can."""
     sizes = x.shape[1], w_down.shape[1], w_down.shape[2]
     if x.dtype not in shared.SIXTEEN_BITS:
         return "the kernels are for 16-bit types"
@@ -260,11 +246,8 @@ def _is_one_matrix(weights: torch.Tensor) -> bool:
 
 
 def flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
-    """Return shape and strides of the matrix of all experts' weights, its rows an expert, and whether it lies across.
-
-    Args:
-        weights: [E, N, K]; it lies across where N is contiguous, not K.
-    """
+    """Return shape and strides of the matrix of all experts' weights [E, N, K], its rows an expert, and whether it
+    lies across: N is contiguous, not K."""
     across = weights.stride(2) != 1
     experts, _, columns = (weights.mT if across else weights).shape
     step = weights.stride(2 if across else 1)
@@ -345,17 +328,10 @@ def gate_up_launch(
     x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
     bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that writes h, and gate and up where they are kept.
+    """Describe the launch that writes h [P, N], and pre [P, 2 N] where it is kept, in the order of w_gate_up's rows.
 
-    Args:
-        x: [P, K], sorted rows, or with slots [T, K], the tokens.
-        w_gate_up: [E, 2 N, K], either of the last two dimensions contiguous.
-        h: [P, N], written.
-        pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
-        routed: of the routing.
-        bias: [E, 2 N] or None.
-        formula: the gate.
-        interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
+    x is [P, K], sorted rows, or with slots [T, K], the tokens; w_gate_up [E, 2 N, K], either of the last two dimensions
+    contiguous, with rows of gate and up in turn if interleaved, else first all of gate; bias [E, 2 N] or None.
     """
     across = w_gate_up.stride(2) != 1
     outs = {"out": h, "pre": pre, "bias": bias}
@@ -368,14 +344,9 @@ def rows_launch(
     a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that writes each row's product with its expert's weights.
+    """Describe the launch that writes out [P, N]: a [P, K], sorted rows, times w [E, N, K] of their experts, plus bias.
 
-    Args:
-        a: [P, K], sorted rows.
-        w: [E, N, K], either of the last two dimensions contiguous.
-        out: [P, N], written.
-        starts, counts: of the routing.
-        bias: [E, N] or None.
+    Either of the last two dimensions of w is contiguous; bias is [E, N] or None.
     """
     sizes = 0, out.shape[1], a.shape[1]
     return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts, None, 0), WIDE, sizes)
@@ -386,17 +357,12 @@ def gate_backward_launch(
     made: tuple[torch.Tensor, torch.Tensor, torch.Tensor], routed: Routed, formula: Formula = PLAIN,
     interleaved: bool = False,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that makes d_pre, weight * h and dots from dy.
+    """Describe the launch that makes d_pre, weight * h and dots from dy, out's gradient without the routing weights.
 
-    Args:
-        dy: [P, K], sorted rows of out's gradient, without the routing weights; or with slots [T, K], the tokens.
-        w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
-        pre: [P, 2 N], as `gate_up_launch` wrote it.
-        weights: [T, k], contiguous, the routing weights.
-        made: what is written. d_pre [P, 2 N], which may be pre itself, weighted_h [P, N], and dots [ceil(N / WIDE), P],
-            fp32, whose sums over the first axis are the routing weights' gradients.
-        routed: of the routing, with its pairs.
-        formula, interleaved: as in the forward.
+    dy is [P, K], sorted rows, or with slots [T, K], the tokens; w_down [E, N, K] as dy is multiplied, the transpose of
+    what the forward multiplies by; pre [P, 2 N] as `gate_up_launch` wrote it; weights [T, k], contiguous. `made` is
+    written: d_pre [P, 2 N], which may be pre itself, weight * h [P, N], and dots [ceil(N / WIDE), P], fp32, whose sums
+    over the first axis are the routing weights' gradients.
     """
     d_pre, weighted_h, dots = made
     outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "weights": weights, "dots": dots}
@@ -408,16 +374,11 @@ def weights_launch(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, routed: Routed, sums: torch.Tensor | None = None,
     ones: torch.Tensor | None = None,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that writes a^T b of each expert's rows.
+    """Describe the launch that writes out [E, M, N], a^T b of each expert's rows; zero for an expert without rows.
 
-    Args:
-        a: [P, M], sorted rows, or with slots [T, M], the tokens.
-        b: [P, N], sorted rows.
-        out: [E, M, N], one of the last two dimensions contiguous, written; zero for an expert without rows.
-        routed: of the routing.
-        sums: [E, N], written: sums of b over each expert's rows; only where `has_room_for_sums` says so of M. None:
-            not wanted.
-        ones: [BLOCK, BLOCK], of ones, with sums; they are b's product with them, in place of rows of a^T behind M.
+    a is [P, M], sorted rows, or with slots [T, M], the tokens; b [P, N], sorted rows. One of the last two dimensions of
+    out is contiguous. `sums` [E, N] are those of b over each expert's rows, wanted only where `has_room_for_sums` says
+    so of M: b's product with `ones` [BLOCK, BLOCK], in place of rows of a^T behind M.
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
     return _launch("weights", a, b, {"out": out, "sums": sums, "ones": ones}, routed, WIDE, sizes)
@@ -438,16 +399,12 @@ def _can_copy(x: torch.Tensor) -> bool:
     return fits_tma(x) and x.shape[0] * x.stride(0) // PIECE <= INT32_MAX
 
 
-def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, int]:
-    """Return what a product takes for its rows, and the routing's slots where these are the tokens, else 0.
-
-    Args:
-        x: [T, K], or sorted already [P, K].
-        routing: of these tokens.
-    """
-    if x.shape[0] == routing.pair.shape[0]:
-        return x, 0
-    return (x, routing.slots) if _can_copy(x) else (sort(x, routing), 0)
+def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, Routed]:
+    """Return what a product takes for the rows of x, [T, K] or sorted [P, K], with slots if these are the tokens."""
+    rows, slots = x, 0
+    if x.shape[0] != routing.pair.shape[0]:
+        rows, slots = (x, routing.slots) if _can_copy(x) else (sort(x, routing), 0)
+    return rows, (routing.starts, routing.counts, routing.pair, slots)
 
 
 def gate_up(
@@ -458,8 +415,7 @@ def gate_up(
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h = x.new_empty((rows, both // 2))
     pre = x.new_empty((rows, both)) if store_pre else None
-    x, slots = _rows_of(x, routing)
-    routed = routing.starts, routing.counts, routing.pair, slots
+    x, routed = _rows_of(x, routing)
     run(gate_up_launch, x, aligned(w_gate_up), h, pre, routed, dense(bias), formula, interleaved)
     return h if store_h else None, pre
 
@@ -480,9 +436,9 @@ def down_backward(
     d_pre = pre if in_place else torch.empty_like(pre)
     wh = pre.new_empty((pre.shape[0], columns))
     dots = pre.new_empty((-(-columns // WIDE), pre.shape[0]), dtype=torch.float32)
-    dy, slots = _rows_of(dy, routing)
-    routed, made = (routing.starts, routing.counts, routing.pair, slots), (d_pre, wh, dots)
-    run(gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), made, routed, formula, interleaved)
+    dy, routed = _rows_of(dy, routing)
+    given = dy, aligned(w_down).mT, pre, weights.contiguous(), (d_pre, wh, dots), routed
+    run(gate_backward_launch, *given, formula, interleaved)
     return d_pre, wh if wants_wh else None, dots
 
 
@@ -501,13 +457,12 @@ def weight_grad(
     out = torch.empty_like(like)
     of_tokens = a.shape[0] < routing.pair.shape[0]
     left, right, target = (a, b, out) if of_tokens else (b, a, out.mT)
-    left, slots = _rows_of(left, routing)
+    left, (starts, counts, pair, slots) = _rows_of(left, routing)
     sums = ones = None
     if with_sums and not of_tokens and has_room_for_sums(target.shape[1]):
         sums, ones = a.new_empty(out.shape[:2]), a.new_empty((BLOCK, BLOCK))
         apply(_fill, ones)
-    routed = routing.starts, routing.counts, routing.pair if slots else None, slots
-    run(weights_launch, left, right, target, routed, sums, ones)
+    run(weights_launch, left, right, target, (starts, counts, pair if slots else None, slots), sums, ones)
     return out, sums
 
 

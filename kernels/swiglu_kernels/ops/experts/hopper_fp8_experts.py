@@ -177,17 +177,9 @@ def gate_up_launch(
     x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
     bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that writes h, and gate and up where they are kept.
+    """Describe the launch that writes h [P, N], and pre [P, 2 N] where it is kept; as `hopper_experts` has it.
 
-    Args:
-        x: sorted rows [P, K / 2], and the scales of tokens [T].
-        w_gate_up: [E, 2 N, K / 2] and [E, 2 N], contiguous.
-        h: [P, N], written.
-        pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
-        routed: of the routing.
-        bias: [E, 2 N], contiguous, or None.
-        formula: the gate.
-        interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
+    x are sorted rows [P, K / 2] and the scales of tokens [T]; w_gate_up [E, 2 N, K / 2] and [E, 2 N], contiguous.
     """
     outs = {"out": h, "pre": pre, "bias": bias}
     return _launch("gate_up", x, w_gate_up, outs, routed, h.shape[1], formula, interleaved)
@@ -196,21 +188,16 @@ def gate_up_launch(
 def rows_launch(
     a: Codes, w: Codes, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Launch:
-    """Describe the launch that writes out [P, N], each row's product with its expert's weights.
+    """Describe the launch that writes out [P, N]: sorted rows [P, K / 2] with scales [P] times their experts' weights.
 
-    Args:
-        a: sorted rows [P, K / 2] and their scales [P].
-        w: [E, N, K / 2] and [E, N], contiguous.
-        out: written.
-        starts, counts: of the routing.
-        bias: [E, N], contiguous, or None.
+    The weights are [E, N, K / 2] and [E, N], contiguous, as bias [E, N] is.
     """
     return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts, None, 1), out.shape[1])
 
 
 def gate_up_of_codes(
     x: Codes, w_gate_up: Codes, routing: Routing, bias: torch.Tensor | None, formula: Formula, interleaved: bool,
-    dtype: torch.dtype, store_h: bool = True, store_pre: bool = False,
+    dtype: torch.dtype, store_pre: bool = False,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
     rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
@@ -220,7 +207,7 @@ def gate_up_of_codes(
     weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
     routed = routing.starts, routing.counts, routing.pair, routing.slots
     run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, dense(bias), formula, interleaved)
-    return h if store_h else None, pre
+    return h, pre
 
 
 def down_of_codes(

@@ -1,8 +1,7 @@
 """swiglu_experts: a mixture of experts, each a SwiGLU block; out[token] is the weighted sum of its k experts' results.
 
-Forward: the routing (`routing.py`), then two grouped products, the first with the gate in its epilogue, and the sum
-over each token's rows. The kernels of `portable_experts.py` do it, or others with the same functions. In elements of
-x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; x, weights and gradients not counted:
+Forward: the routing (`routing.py`), two grouped products, the first with the gate in its epilogue, and the sum over
+each token's rows. In elements of x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I:
 
                        alive from forward to backward    peak forward            peak backward
     recompute=False    2 P I (gate and up)               3 P I, then P I + P H   3 P I + P H, then 3 P I beside the
@@ -12,13 +11,12 @@ x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; 
 
 and 4 bytes for each pair and row. In fp8 kernels by hand sort the codes of x: P H / 2 more in the forward.
 
-With precision="fp8-rowwise" the forward is that of `fp8_experts.py`. The backward is the same but for the gradients of
-the routing weights, for which y is kept as well: P H more.
+With precision="fp8-rowwise" the forward is that of `fp8_experts.py`, and y is kept as well (P H more), for the
+gradients of the routing weights.
 
 Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved
-gate and up where nobody else wants them), the weighted h and its part of the routing weights' gradients; then d_x as a
-grouped product and a sum over each token's rows, and the gradients of both weights as a product for each expert.
-All sums are fp32 in a fixed order.
+ones where nobody else wants them), the weighted h and the routing weights' gradients; then d_x as a grouped product and
+a sum over each token's rows, and the gradients of both weights. All sums are fp32 in a fixed order.
 """
 
 from collections.abc import Sequence
@@ -37,9 +35,8 @@ from swiglu_kernels.ops.glu.block import as_matrix, like_leading, needs_backward
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_experts, check_option
-from swiglu_kernels.runtime.operator import operator
-from swiglu_kernels.runtime.saved import call_and_keep, register, save
-from swiglu_kernels.runtime.shortcuts import plan, repeat
+from swiglu_kernels.runtime.operator import call_and_keep, operator, register, save
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.series import Series
 
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_experts}
@@ -47,9 +44,8 @@ KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Of the six floating-point tensors."""
-Outputs = tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
-]  # fmt: skip
+Tensor = torch.Tensor
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """out, pre, y and five tensors of the routing."""
 
 # Positions in a list of needs or gradients.
@@ -217,23 +213,11 @@ register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=9, prea
 
 
 def swiglu_experts(
-    x: torch.Tensor,
-    w_gate_up: fp8.Operand,
-    w_down: fp8.Operand,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    *,
-    b_gate_up: torch.Tensor | None = None,
-    b_down: torch.Tensor | None = None,
-    activation: str = "silu",
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-    interleaved: bool = False,
-    recompute: bool = False,
-    backend: str | None = None,
-    precision: str = "bf16",
-) -> torch.Tensor:
+    x: torch.Tensor, w_gate_up: fp8.Operand, w_down: fp8.Operand, top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
+    activation: str = "silu", alpha: float = 1.0, limit: float | None = None, up_offset: float = 0.0,
+    interleaved: bool = False, recompute: bool = False, backend: str | None = None, precision: str = "bf16",
+) -> torch.Tensor:  # fmt: skip
     """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
 
     gate and up are the halves, or the even and odd columns, of x w_gate_up[e]^T + b_gate_up[e].
@@ -276,14 +260,14 @@ def swiglu_experts(
     """
     tensors, biases = (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down)
     gate, options = (activation, 1.0, alpha, limit, up_offset), (interleaved, recompute, backend, precision)
-    kind, again = repeat.find("experts", tensors, biases, (*gate, *options))
+    kind, again = door.find("experts", tensors, biases, (*gate, *options))
     if again is not None:
         return again(*tensors[:4], *biases, top_k_index)
     return _first_call(kind, tensors, biases, gate, options)
 
 
 def _first_call(
-    kind: repeat.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
+    kind: door.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
     options: tuple[bool, bool, str | None, str],
 ) -> torch.Tensor:  # fmt: skip
     """Check the arguments, choose kernels, call the operator, and let calls of this kind be made again."""
@@ -328,11 +312,11 @@ def _first_call(
     others = tile_rows, keep, keep_y, backend, interleaved, precision, formula.numbers
     out = call_and_keep(_experts, *operands, *others)
     if kind is not None and not in_fp8:
-        repeat.remember(kind, of_matrix(x, _again(others, with_grad)))
+        door.remember(kind, of_matrix(x, _again(others, with_grad)))
     return like_leading(out, x)
 
 
-def _again(options: Sequence[Any], with_grad: bool) -> repeat.Again:
+def _again(options: Sequence[Any], with_grad: bool) -> door.Again:
     """Return what makes a call of a kind again."""
     series = Series()
 

@@ -399,18 +399,19 @@ Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 NO_SCALES: Scales = (None, None)
 
 
+def strides(tensor: torch.Tensor | None, *names: str) -> dict[str, int | None]:
+    """Return the strides of a tensor under the names of a kernel's arguments; None for each where there is none."""
+    return dict(zip(names, [None] * len(names) if tensor is None else tensor.stride(), strict=True))
+
+
 def bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
     """Return the arguments for a bias [E, N] or None."""
-    return {
-        "bias_ptr": bias,
-        "bias_e": None if bias is None else bias.stride(0),
-        "bias_n": None if bias is None else bias.stride(1),
-    }
+    return {"bias_ptr": bias} | strides(bias, "bias_e", "bias_n")
 
 
 def weight_arguments(w: torch.Tensor) -> dict[str, Any]:
     """Return the arguments for a weight [E, N, K] and its depth."""
-    return {"w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2)}
+    return {"w_ptr": w, "K": w.shape[2]} | strides(w, "w_e", "w_n", "w_k")
 
 
 def product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int) -> dict[str, Any]:
@@ -422,15 +423,18 @@ def product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int
     }  # fmt: skip
 
 
-def _routed_arguments(
-    a: torch.Tensor, w: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor, tile: Tile, columns: int
-) -> dict[str, Any]:
-    """Return the same with the rows of a routing."""
+def _routed_launch(
+    kernel: Any, a: torch.Tensor, w: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor, tile: Tile,
+    columns: int, arguments: dict[str, Any],
+) -> Launch:  # fmt: skip
+    """Describe a product of the rows of a routing, of so many columns a tile; N is that of `arguments`."""
     rows = {
         "pair_ptr": pair, "tile_expert_ptr": tile_expert, "rows": pair.shape[0],
         "BLOCK_M": tile.rows, "GROUP": tile.group,
     }  # fmt: skip
-    return rows | product_arguments(a, w, tile, columns)
+    grid = (tile_expert.shape[0] * triton.cdiv(arguments["N"], columns),)
+    everything = arguments | rows | product_arguments(a, w, tile, columns)
+    return Launch(kernel, grid, everything, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def gate_up_launch(
@@ -448,29 +452,20 @@ def gate_up_launch(
         bias: [E, 2I], any strides, or None.
         formula: the gate.
         interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
-        capability: of the GPU to choose the tile for; None for that of the tensors' device.
+        capability: of the GPU to choose the tile for; None for that of the tensors' device. So it is for the others.
         scales: of x and w_gate_up, where these are codes.
     """
     (h, pre), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w_gate_up.shape[1] // 2
     rows = pair.shape[0] // tile_expert.shape[0]
     tile = choice.tile("experts-gate-up", (rows, w_gate_up.shape[2], N), capability, x, w_gate_up)
-    columns = tile.columns // 2
-    return Launch(
-        kernel=_gate_up_kernel,
-        grid=(tile_expert.shape[0] * triton.cdiv(N, columns),),
-        arguments={
-            "x_ptr": x, "h_ptr": h, "pre_ptr": pre, "N": N, "slots": slots, "x_m": x.stride(0), "x_k": x.stride(1),
-            "x_scales_ptr": scales[0], "w_scales_ptr": scales[1],
-            "OF_TOKENS": x.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
-            "EARLY": starts_early(capability or capability_of(x.device)),
-        }
-        | _routed_arguments(x, w_gate_up, pair, tile_expert, tile, columns)
-        | bias_arguments(bias)
-        | formula.arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    arguments = {
+        "x_ptr": x, "h_ptr": h, "pre_ptr": pre, "N": N, "slots": slots, "x_scales_ptr": scales[0],
+        "w_scales_ptr": scales[1], "OF_TOKENS": x.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
+        "EARLY": starts_early(capability or capability_of(x.device)),
+    }  # fmt: skip
+    arguments |= strides(x, "x_m", "x_k") | bias_arguments(bias) | formula.arguments()
+    return _routed_launch(_gate_up_kernel, x, w_gate_up, pair, tile_expert, tile, tile.columns // 2, arguments)
 
 
 def rows_launch(
@@ -486,16 +481,9 @@ def rows_launch(
     intermediate = w.shape[2] // 2 if kernel == "experts-input-grad" else w.shape[2]
     rows = pair.shape[0] // tile_expert.shape[0]
     tile = choice.tile(kernel, (rows, w.shape[1], intermediate), capability, a, w)
-    return Launch(
-        kernel=_rows_kernel,
-        grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
-        arguments={"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
-        | {"EARLY": starts_early(capability or capability_of(a.device))}
-        | _routed_arguments(a, w, pair, tile_expert, tile, tile.columns)
-        | bias_arguments(bias),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    arguments = {"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
+    arguments |= {"EARLY": starts_early(capability or capability_of(a.device))} | bias_arguments(bias)
+    return _routed_launch(_rows_kernel, a, w, pair, tile_expert, tile, tile.columns, arguments)
 
 
 def down_backward_launch(
@@ -503,19 +491,16 @@ def down_backward_launch(
     outs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor], routing: Sequence[Any], formula: Formula,
     interleaved: bool, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that turns dy into d_pre, wh and dots.
+    """Describe the launch that turns dy [T, H] or [P, H] into d_pre, wh and dots.
 
     Args:
-        dy: [T, H] or [P, H], any strides.
+        dy: any strides, as weights [T, k].
         w: w_down as [E, I, H], any strides.
         pre: [P, 2I], contiguous.
-        weights: [T, k], any strides and dtype.
+        weights: of any dtype.
         outs: d_pre [P, 2I], which may be pre, wh [P, I], or None where it is not wanted, and dots [`dots_parts`, P];
             contiguous, written.
-        routing: a `Routing`, or what is in it.
-        formula: the gate.
-        interleaved: as for `gate_up_launch`.
-        capability: of the GPU to choose the tile for; None for that of the tensors' device.
+        routing, formula, interleaved: as for `gate_up_launch`.
     """
     (d_pre, wh, dots), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w.shape[1]
@@ -523,20 +508,12 @@ def down_backward_launch(
     tile = choice.tile("experts-hidden-grad", (rows, w.shape[2], N), capability, dy, w)
     columns = tile.columns // 2
     assert dots.shape[0] == triton.cdiv(N, columns), "a part for each tile of columns"
-    return Launch(
-        kernel=_down_backward_kernel,
-        grid=(tile_expert.shape[0] * triton.cdiv(N, columns),),
-        arguments={
-            "dy_ptr": dy, "pre_ptr": pre, "weights_ptr": weights, "d_pre_ptr": d_pre, "wh_ptr": wh, "dots_ptr": dots,
-            "N": N, "slots": slots, "dy_m": dy.stride(0), "dy_k": dy.stride(1),
-            "weights_token": weights.stride(0), "weights_slot": weights.stride(1),
-            "OF_TOKENS": dy.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
-        }
-        | _routed_arguments(dy, w, pair, tile_expert, tile, columns)
-        | formula.arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    arguments = {
+        "dy_ptr": dy, "pre_ptr": pre, "weights_ptr": weights, "d_pre_ptr": d_pre, "wh_ptr": wh, "dots_ptr": dots,
+        "N": N, "slots": slots, "OF_TOKENS": dy.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
+    }  # fmt: skip
+    arguments |= strides(dy, "dy_m", "dy_k") | strides(weights, "weights_token", "weights_slot") | formula.arguments()
+    return _routed_launch(_down_backward_kernel, dy, w, pair, tile_expert, tile, columns, arguments)
 
 
 def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: Capability | None = None) -> int:
@@ -549,14 +526,9 @@ def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: 
 def weight_grad_launch(
     a: torch.Tensor, b: torch.Tensor, d_w: torch.Tensor, routing: Sequence[Any], capability: Capability | None = None
 ) -> Launch:
-    """Describe the launch that writes d_w [E, M, N], any strides: the sums of a^T b over each expert's rows.
+    """Describe the launch that writes d_w [E, M, N], the sums of a^T b over each expert's rows; any strides.
 
-    Args:
-        a: [P, M] or [T, M], any strides.
-        b: [P, N] or [T, N], any strides.
-        d_w: written, zeros for an expert without rows.
-        routing: a `Routing`, or what is in it.
-        capability: of the GPU to choose the tile for; None for that of the tensors' device.
+    a is [P, M] or [T, M], b [P, N] or [T, N]. The gradient of an expert without rows is zero.
     """
     pair, _, _, starts, counts, slots, tile_rows = routing
     experts, M, N = d_w.shape
@@ -565,41 +537,29 @@ def weight_grad_launch(
     kernel = "experts-down-weight-grad" if of_tokens else "experts-weight-grad"
     sizes = tile_rows, *((M, N) if of_tokens else (N, M // 2))
     tile = choice.weight_grad_tile(kernel, sizes, pair.shape[0] // experts, capability, a, b, d_w)
-    return Launch(
-        kernel=_weight_grad_kernel,
-        grid=(triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns), experts),
-        arguments={
-            "a_ptr": a, "b_ptr": b, "d_w_ptr": d_w, "pair_ptr": pair, "starts_ptr": starts, "counts_ptr": counts,
-            "M": M, "N": N, "slots": slots, "a_row": a.stride(0), "a_m": a.stride(1),
-            "b_row": b.stride(0), "b_n": b.stride(1),
-            "d_w_e": d_w.stride(0), "d_w_m": d_w.stride(1), "d_w_n": d_w.stride(2),
-            "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_ROWS": tile.depth,
-            "WIDE": tile_needs_int64((d_w.stride()[1:], (tile.rows, tile.columns))),
-            "PRECISION": float32_dot_precision(),
-            "A_OF_TOKENS": of_tokens, "B_OF_TOKENS": b.shape[0] < pair.shape[0],
-        },
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    arguments = {
+        "a_ptr": a, "b_ptr": b, "d_w_ptr": d_w, "pair_ptr": pair, "starts_ptr": starts, "counts_ptr": counts,
+        "M": M, "N": N, "slots": slots, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_ROWS": tile.depth,
+        "WIDE": tile_needs_int64((d_w.stride()[1:], (tile.rows, tile.columns))),
+        "PRECISION": float32_dot_precision(),
+        "A_OF_TOKENS": of_tokens, "B_OF_TOKENS": b.shape[0] < pair.shape[0],
+    }  # fmt: skip
+    arguments |= strides(a, "a_row", "a_m") | strides(b, "b_row", "b_n") | strides(d_w, "d_w_e", "d_w_m", "d_w_n")
+    grid = (triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns), experts)
+    return Launch(_weight_grad_kernel, grid, arguments, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def row_sums_launch(a: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes out [E, N], contiguous: sums of a [P or T, N] over each expert's rows."""
     pair, _, _, starts, counts, slots, _ = routing
     (experts, N), block = out.shape, 64
-    return Launch(
-        kernel=_row_sums_kernel,
-        grid=(triton.cdiv(N, block), experts),
-        arguments={
-            "a_ptr": a, "weights_ptr": weights, "out_ptr": out, "pair_ptr": pair, "starts_ptr": starts,
-            "counts_ptr": counts, "N": N, "slots": slots, "a_row": a.stride(0), "a_n": a.stride(1),
-            "weights_token": None if weights is None else weights.stride(0),
-            "weights_slot": None if weights is None else weights.stride(1),
-            "BLOCK_ROWS": 32, "BLOCK_N": block, "OF_TOKENS": a.shape[0] < pair.shape[0],
-        },
-        num_warps=4,
-        num_stages=2,
-    )  # fmt: skip
+    arguments = {
+        "a_ptr": a, "weights_ptr": weights, "out_ptr": out, "pair_ptr": pair, "starts_ptr": starts,
+        "counts_ptr": counts, "N": N, "slots": slots,
+        "BLOCK_ROWS": 32, "BLOCK_N": block, "OF_TOKENS": a.shape[0] < pair.shape[0],
+    }  # fmt: skip
+    arguments |= strides(a, "a_row", "a_n") | strides(weights, "weights_token", "weights_slot")
+    return Launch(_row_sums_kernel, (triton.cdiv(N, block), experts), arguments, num_warps=4, num_stages=2)
 
 
 def slot_grads_launch(
@@ -607,28 +567,19 @@ def slot_grads_launch(
 ) -> Launch:
     """Describe the launch that writes the gradient of the routing weights, out [T, k], contiguous.
 
-    Args:
-        dots: as `down_backward_launch` writes them.
-        dy: [T, H], any strides.
-        bias: of w_down, [E, H], any strides, or None.
-        out: written, zeros for pairs without a row.
-        routing: a `Routing`, or what is in it.
+    dots are as `down_backward_launch` writes them, dy is [T, H], bias that of w_down, [E, H], or None; any strides. The
+    gradient of a pair without a row is zero.
     """
     _, row, tile_expert, _, _, slots, _ = routing
     pairs, block = row.shape[0], 16
-    return Launch(
-        kernel=_slot_grads_kernel,
-        grid=(triton.cdiv(pairs, block),),
-        arguments={
-            "dots_ptr": dots, "dy_ptr": dy, "bias_ptr": bias, "out_ptr": out, "row_ptr": row,
-            "tile_expert_ptr": tile_expert, "pairs": pairs, "rows": dots.shape[1], "parts": dots.shape[0],
-            "K": dy.shape[1], "slots": slots, "dy_m": dy.stride(0), "dy_k": dy.stride(1),
-            "bias_e": None if bias is None else bias.stride(0), "bias_k": None if bias is None else bias.stride(1),
-            "TILE_ROWS": dots.shape[1] // tile_expert.shape[0], "BLOCK_PAIRS": block, "BLOCK_K": 128,
-        },
-        num_warps=8,
-        num_stages=1,
-    )  # fmt: skip
+    arguments = {
+        "dots_ptr": dots, "dy_ptr": dy, "bias_ptr": bias, "out_ptr": out, "row_ptr": row,
+        "tile_expert_ptr": tile_expert, "pairs": pairs, "rows": dots.shape[1], "parts": dots.shape[0],
+        "K": dy.shape[1], "slots": slots, "TILE_ROWS": dots.shape[1] // tile_expert.shape[0],
+        "BLOCK_PAIRS": block, "BLOCK_K": 128,
+    }  # fmt: skip
+    arguments |= strides(dy, "dy_m", "dy_k") | strides(bias, "bias_e", "bias_k")
+    return Launch(_slot_grads_kernel, (triton.cdiv(pairs, block),), arguments, num_warps=8, num_stages=1)
 
 
 def row_dots_launch(dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, routing: Sequence[Any]) -> Launch:
@@ -637,17 +588,13 @@ def row_dots_launch(dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, routi
     Dots of rows behind the last in use are not written.
     """
     pair, _, _, starts, _, slots, _ = routing
-    return Launch(
-        kernel=_row_dots_kernel,
-        grid=(y.shape[0],),
-        arguments={
-            "dy_ptr": dy, "y_ptr": y, "dots_ptr": dots, "pair_ptr": pair, "starts_ptr": starts,
-            "experts": starts.shape[0] - 1, "K": y.shape[1], "slots": slots, "dy_m": dy.stride(0), "dy_k": dy.stride(1),
-            "BLOCK": min(1024, triton.next_power_of_2(max(y.shape[1], 1))),
-        },
-        num_warps=4,
-        num_stages=1,
-    )  # fmt: skip
+    arguments = {
+        "dy_ptr": dy, "y_ptr": y, "dots_ptr": dots, "pair_ptr": pair, "starts_ptr": starts,
+        "experts": starts.shape[0] - 1, "K": y.shape[1], "slots": slots,
+        "BLOCK": min(1024, triton.next_power_of_2(max(y.shape[1], 1))),
+    }  # fmt: skip
+    arguments |= strides(dy, "dy_m", "dy_k")
+    return Launch(_row_dots_kernel, (y.shape[0],), arguments, num_warps=4, num_stages=1)
 
 
 def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -658,40 +605,30 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 def gate_up(
     x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
     interleaved: bool, store_h: bool = True, store_pre: bool = False,
+    codes: tuple[Scales, torch.dtype | None] = (NO_SCALES, None),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Return h [P, I] and pre [P, 2I], each None unless wanted."""
-    rows, both = routing.pair.shape[0], w_gate_up.shape[1]
-    h = x.new_empty((rows, both // 2)) if store_h else None
-    pre = x.new_empty((rows, both)) if store_pre else None
-    run(gate_up_launch, x, w_gate_up, (h, pre), routing, bias, formula, interleaved)
+    """Return h [P, I] and pre [P, 2I], each None unless wanted; of codes, with their scales and the results' dtype."""
+    (rows, both), (scales, dtype) = (routing.pair.shape[0], w_gate_up.shape[1]), codes
+    h = x.new_empty((rows, both // 2), dtype=dtype) if store_h else None
+    pre = x.new_empty((rows, both), dtype=dtype) if store_pre else None
+    run(gate_up_launch, x, w_gate_up, (h, pre), routing, bias, formula, interleaved, None, scales)
     return h, pre
 
 
 def gate_up_of_codes(
     x: Quantised, w_gate_up: Quantised, routing: Routing, bias: torch.Tensor | None, formula: Formula,
-    interleaved: bool, dtype: torch.dtype, store_h: bool = True, store_pre: bool = False,
+    interleaved: bool, dtype: torch.dtype, store_pre: bool = False,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """`gate_up` of operands in fp8: x of tokens [T, H]; h and pre are in `dtype`."""
-    rows, both = routing.pair.shape[0], w_gate_up.codes.shape[1]
-    h = x.codes.new_empty((rows, both // 2), dtype=dtype) if store_h else None
-    pre = x.codes.new_empty((rows, both), dtype=dtype) if store_pre else None
-    run(
-        gate_up_launch, x.codes, w_gate_up.codes, (h, pre), routing, bias, formula, interleaved, None,
-        (x.scales, w_gate_up.scales),
-    )  # fmt: skip
-    return h, pre
+    codes = (x.scales, w_gate_up.scales), dtype
+    return gate_up(x.codes, w_gate_up.codes, routing, bias, formula, interleaved, True, store_pre, codes)
 
 
 def down_of_codes(
     h: Quantised, w_down: Quantised, routing: Routing, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """`down` of operands in fp8; y is in `dtype`."""
-    out = h.codes.new_empty((h.codes.shape[0], w_down.codes.shape[1]), dtype=dtype)
-    scales = h.scales, w_down.scales
-    run(
-        rows_launch, h.codes, w_down.codes, out, routing.pair, routing.tile_expert, bias, None, "experts-down", scales
-    )  # fmt: skip
-    return out
+    return _rows_times(h.codes, w_down.codes, routing, bias, "experts-down", (h.scales, w_down.scales), dtype)
 
 
 def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -702,10 +639,11 @@ def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tenso
 
 
 def _rows_times(
-    a: torch.Tensor, w: torch.Tensor, routing: Routing, bias: torch.Tensor | None, kernel: str
-) -> torch.Tensor:
-    out = a.new_empty((a.shape[0], w.shape[1]))
-    run(rows_launch, a, w, out, routing.pair, routing.tile_expert, bias, None, kernel)
+    a: torch.Tensor, w: torch.Tensor, routing: Routing, bias: torch.Tensor | None, kernel: str,
+    scales: Scales = NO_SCALES, dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    out = a.new_empty((a.shape[0], w.shape[1]), dtype=dtype)
+    run(rows_launch, a, w, out, routing.pair, routing.tile_expert, bias, None, kernel, scales)
     return out
 
 

@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.experts.portable_experts import bias_arguments, both_columns, even_and_odd, weight_arguments
+from swiglu_kernels.ops.experts.portable_experts import (
+    bias_arguments,
+    both_columns,
+    even_and_odd,
+    strides,
+    weight_arguments,
+)
 from swiglu_kernels.ops.experts.routing import as_mask
 from swiglu_kernels.ops.gate.arithmetic import gated
 from swiglu_kernels.ops.gate.formula import Formula
@@ -151,29 +157,14 @@ def forward_launch(
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)
     shared = {"index_ptr": index, "experts": w_gate_up.shape[0], "SLOTS": slots, "EARLY": early}
     columns = 8 if slots * parts >= LONG else 4
-    second = Launch(
-        _down_kernel,
-        (tokens, triton.cdiv(hidden, columns)),
-        {"h_ptr": h, "out_ptr": out, "N": hidden, "AHEAD": min(slots, 4 if parts == 1 else 2)}
-        | {"weights_ptr": weights, "weights_token": weights.stride(0), "weights_slot": weights.stride(1)}
-        | shared
-        | _product_arguments(w_down, columns)
-        | bias_arguments(b_down),
-        num_warps=WARPS,
-        num_stages=1,
-    )
-    return Launch(
-        _gate_up_kernel,
-        (tokens * slots, triton.cdiv(intermediate, GATE_UP_COLUMNS)),
-        {"x_ptr": x, "x_m": x.stride(0), "x_k": x.stride(1), "h_ptr": h, "N": intermediate, "INTERLEAVED": interleaved}
-        | shared
-        | _product_arguments(w_gate_up, GATE_UP_COLUMNS)
-        | bias_arguments(b_gate_up)
-        | formula.arguments(),
-        num_warps=WARPS,
-        num_stages=1,
-        then=second,
-    )
+    down = {"h_ptr": h, "out_ptr": out, "N": hidden, "AHEAD": min(slots, 4 if parts == 1 else 2)}
+    down |= {"weights_ptr": weights} | strides(weights, "weights_token", "weights_slot") | bias_arguments(b_down)
+    down |= shared | _product_arguments(w_down, columns)
+    second = Launch(_down_kernel, (tokens, triton.cdiv(hidden, columns)), down, num_warps=WARPS, num_stages=1)
+    gated = {"x_ptr": x, "h_ptr": h, "N": intermediate, "INTERLEAVED": interleaved} | strides(x, "x_m", "x_k")
+    gated |= shared | _product_arguments(w_gate_up, GATE_UP_COLUMNS) | bias_arguments(b_gate_up) | formula.arguments()
+    grid = (tokens * slots, triton.cdiv(intermediate, GATE_UP_COLUMNS))
+    return Launch(_gate_up_kernel, grid, gated, num_warps=WARPS, num_stages=1, then=second)
 
 
 def _product_arguments(w: torch.Tensor, columns: int) -> dict[str, object]:

@@ -18,6 +18,7 @@ from swiglu_kernels.ops.experts.portable_experts import (
     even_and_odd,
     product,
     product_arguments,
+    strides,
 )
 from swiglu_kernels.ops.gate.arithmetic import gated
 from swiglu_kernels.ops.gate.formula import Formula
@@ -141,18 +142,11 @@ def forward_launch(
     operands: tuple[Any, ...], h: torch.Tensor, y: torch.Tensor, out: torch.Tensor, formula: Formula,
     interleaved: bool, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
-    """Describe the launches that write out, of few tokens.
+    """Describe the launches that write h [T k, I], y [T k, H_out] and out [T, H_out], all contiguous, of few tokens.
 
-    Args:
-        operands: x [T, H], w_gate_up [E, 2I, H], w_down [E, H_out, I], weights [T, k], b_gate_up [E, 2I] or None and
-            b_down [E, H_out] or None, all of any strides; index [T, k], contiguous: what names no expert counts for
-            nothing.
-        h: [T k, I], contiguous, written.
-        y: [T k, H_out], contiguous, written.
-        out: [T, H_out], contiguous, written.
-        formula: the gate.
-        interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
-        capability: of the GPU to choose the tile for; None for that of the tensors' device.
+    operands: x [T, H], w_gate_up [E, 2I, H], w_down [E, H_out, I], weights [T, k], b_gate_up [E, 2I] or None and b_down
+    [E, H_out] or None, all of any strides; index [T, k], contiguous: what names no expert counts for nothing. The
+    others are those of `portable_experts.gate_up_launch`.
     """
     x, w_gate_up, w_down, weights, b_gate_up, b_down, index = operands
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
@@ -163,40 +157,22 @@ def forward_launch(
     of_pairs = {"index_ptr": index, "experts": experts, "SLOTS": slots, "EARLY": starts_early(capability)}
     shared = of_pairs | {"tokens": tokens, "TOKENS": rows, "EVERY_EXPERT": every}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
-    last = Launch(
-        _weighted_sum_kernel,
-        (tokens, triton.cdiv(hidden, block)),
-        {"y_ptr": y, "weights_ptr": weights, "out_ptr": out, "columns": hidden}
-        | {"weights_token": weights.stride(0), "weights_slot": weights.stride(1)}
-        | {"BLOCK_SLOTS": triton.next_power_of_2(slots), "BLOCK": block}
-        | of_pairs,
-        num_warps=4,
-        num_stages=1,
-    )
-    second = Launch(
-        _down_kernel,
-        (triton.cdiv(hidden, tile.columns), programs),
-        {"h_ptr": h, "y_ptr": y, "N": hidden}
-        | shared
-        | product_arguments(h, w_down, tile, tile.columns)
-        | bias_arguments(b_down),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        then=last,
-    )
-    return Launch(
-        _gate_up_kernel,
-        (triton.cdiv(intermediate, tile.columns // 2), programs),
-        {"x_ptr": x, "h_ptr": h, "N": intermediate, "x_m": x.stride(0), "x_k": x.stride(1)}
-        | {"INTERLEAVED": interleaved}
-        | shared
-        | product_arguments(x, w_gate_up, tile, tile.columns // 2)
-        | bias_arguments(b_gate_up)
-        | formula.arguments(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        then=second,
-    )
+    summed = of_pairs | {
+        "y_ptr": y, "weights_ptr": weights, "out_ptr": out, "columns": hidden,
+        "BLOCK_SLOTS": triton.next_power_of_2(slots), "BLOCK": block,
+    }  # fmt: skip
+    summed |= strides(weights, "weights_token", "weights_slot")
+    grid = (tokens, triton.cdiv(hidden, block))
+    last = Launch(_weighted_sum_kernel, grid, summed, num_warps=4, num_stages=1)
+    down = shared | {"h_ptr": h, "y_ptr": y, "N": hidden} | bias_arguments(b_down)
+    down |= product_arguments(h, w_down, tile, tile.columns)
+    grid = (triton.cdiv(hidden, tile.columns), programs)
+    second = Launch(_down_kernel, grid, down, num_warps=tile.warps, num_stages=tile.stages, then=last)
+    gated = shared | {"x_ptr": x, "h_ptr": h, "N": intermediate, "INTERLEAVED": interleaved}
+    gated |= strides(x, "x_m", "x_k") | bias_arguments(b_gate_up) | formula.arguments()
+    gated |= product_arguments(x, w_gate_up, tile, tile.columns // 2)
+    grid = (triton.cdiv(intermediate, tile.columns // 2), programs)
+    return Launch(_gate_up_kernel, grid, gated, num_warps=tile.warps, num_stages=tile.stages, then=second)
 
 
 def forward(operands: tuple[Any, ...], formula: Formula, interleaved: bool) -> torch.Tensor:

@@ -246,13 +246,9 @@ def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
 
 
 def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
-    """Sort pairs by expert.
+    """Sort the pairs of `index` [T, k], any integer dtype, contiguous, by expert.
 
-    Args:
-        index: [T, k], any integer dtype, contiguous: the experts of each token. One outside of 0 to experts - 1 names
-            none: its pair has no row.
-        experts: E.
-        tile_rows: a power of two.
+    One outside of 0 to experts - 1 names none: its pair has no row. tile_rows is a power of two.
     """
     routing = new_routing(index, experts, tile_rows)
     if experts:
@@ -300,18 +296,14 @@ def gather_launch(
     A program reads a token once and writes all of its rows; one for each expert writes zeros.
     """
     block = min(1024, triton.next_power_of_2(max(x.shape[1], 1)))
-    return Launch(
-        kernel=_gather_kernel,
-        grid=(x.shape[0] + counts.shape[0], triton.cdiv(x.shape[1], block)),
-        arguments={
-            "x_ptr": x, "out_ptr": out, "row_ptr": row, "starts_ptr": starts, "counts_ptr": counts,
-            "tokens": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1),
-            "SLOTS": slots, "ZEROS": min(ZEROS, tile_rows), "BLOCK": block,
-            "EARLY": starts_early(capability or capability_of(x.device)),
-        },
-        num_warps=4,
-        num_stages=1,
-    )  # fmt: skip
+    arguments = {
+        "x_ptr": x, "out_ptr": out, "row_ptr": row, "starts_ptr": starts, "counts_ptr": counts,
+        "tokens": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1),
+        "SLOTS": slots, "ZEROS": min(ZEROS, tile_rows), "BLOCK": block,
+        "EARLY": starts_early(capability or capability_of(x.device)),
+    }  # fmt: skip
+    grid = (x.shape[0] + counts.shape[0], triton.cdiv(x.shape[1], block))
+    return Launch(_gather_kernel, grid, arguments, num_warps=4, num_stages=1)
 
 
 def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -349,19 +341,14 @@ def combine_launch(
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
     block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
-    return Launch(
-        kernel=_combine_kernel,
-        grid=(out.shape[0], triton.cdiv(y.shape[1], block)),
-        arguments={
-            "y_ptr": y, "weights_ptr": weights, "row_ptr": row, "out_ptr": out,
-            "columns": y.shape[1], "slots": slots,
-            "weights_token": None if weights is None else weights.stride(0),
-            "weights_slot": None if weights is None else weights.stride(1),
-            "BLOCK": block, "EARLY": starts_early(capability or capability_of(y.device)),
-        },
-        num_warps=4,
-        num_stages=1,
-    )  # fmt: skip
+    token, slot = (None, None) if weights is None else weights.stride()
+    arguments = {
+        "y_ptr": y, "weights_ptr": weights, "row_ptr": row, "out_ptr": out, "columns": y.shape[1], "slots": slots,
+        "weights_token": token, "weights_slot": slot,
+        "BLOCK": block, "EARLY": starts_early(capability or capability_of(y.device)),
+    }  # fmt: skip
+    grid = (out.shape[0], triton.cdiv(y.shape[1], block))
+    return Launch(_combine_kernel, grid, arguments, num_warps=4, num_stages=1)
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor | None, routing: Routing) -> torch.Tensor:

@@ -43,8 +43,7 @@ from swiglu_kernels.ops.mlp.operation import write_down_grad
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_option, check_tensor
-from swiglu_kernels.runtime.operator import operator
-from swiglu_kernels.runtime.saved import call_and_keep
+from swiglu_kernels.runtime.operator import call_and_keep, operator
 from swiglu_kernels.runtime.shortcuts import plan
 
 PRECISIONS = ("bf16", *(f"fp8-{recipe}" for recipe in RECIPES))

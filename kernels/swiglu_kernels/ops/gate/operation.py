@@ -15,10 +15,9 @@ from swiglu_kernels.ops.gate.arithmetic import gated, gated_gradients, round_to
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import backend_for, capability_of, tl, triton
 from swiglu_kernels.runtime.checks import check_gate_up
-from swiglu_kernels.runtime.double_backward import refuse_double_backward
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.runtime.launch import INT32_MAX, Launch, flat_needs_int64
-from swiglu_kernels.runtime.operator import operator
+from swiglu_kernels.runtime.operator import operator, refuse_double_backward
 from swiglu_kernels.runtime.shortcuts.plan import run
 
 BLOCK = 1024  # 8 elements per thread: one 16-byte access each for 16-bit types

@@ -17,9 +17,8 @@ from swiglu_kernels.ops.gate import definition
 from swiglu_kernels.ops.gate.arithmetic import round_to
 from swiglu_kernels.runtime.backend import backend_for, tl, triton
 from swiglu_kernels.runtime.checks import check_gate_up, check_like, check_shape, check_tensor
-from swiglu_kernels.runtime.double_backward import refuse_double_backward
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.runtime.operator import operator
+from swiglu_kernels.runtime.operator import operator, refuse_double_backward
 from swiglu_kernels.runtime.shortcuts.plan import run
 
 BLOCK_SIZE = 1024

@@ -18,9 +18,8 @@ from swiglu_kernels.ops.glu.portable_forward import Biases, Pair
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_chunk, check_down, check_glu, check_option, check_packed, check_vector
-from swiglu_kernels.runtime.operator import Operator, operator
-from swiglu_kernels.runtime.saved import call_and_keep, register, save
-from swiglu_kernels.runtime.shortcuts import repeat
+from swiglu_kernels.runtime.operator import Operator, call_and_keep, operator, register, save
+from swiglu_kernels.runtime.shortcuts import door
 from swiglu_kernels.runtime.shortcuts.series import Series
 
 SEPARATE = "separate"
@@ -87,7 +86,7 @@ def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
-def of_matrix(x: torch.Tensor, again: repeat.Again) -> repeat.Again:
+def of_matrix(x: torch.Tensor, again: door.Again) -> door.Again:
     """Let what makes a call again for a matrix x do so for a tensor with as many dimensions as this one."""
     return again if x.dim() == 2 else lambda x, *others: like_leading(again(as_matrix(x), *others), x)
 
@@ -261,11 +260,11 @@ class GatedOperation:
             asked: weight_grad, save and input_grad.
             chunk_tokens: as of `swiglu_mlp`.
         """
-        kind, again = repeat.find(self.name, tensors[:3], tensors[3:], (*gate, *asked, chunk_tokens))
+        kind, again = door.find(self.name, tensors[:3], tensors[3:], (*gate, *asked, chunk_tokens))
         return self.first_call(kind, tensors, gate, asked, chunk_tokens) if again is None else again(*tensors)
 
     def first_call(
-        self, kind: repeat.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], asked: tuple[str, str, str],
+        self, kind: door.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], asked: tuple[str, str, str],
         chunk_tokens: int | None = None, layout: str = SEPARATE,
     ) -> torch.Tensor:  # fmt: skip
         """Check the arguments, call the operator, and let calls of this kind be made again."""
@@ -296,10 +295,10 @@ class GatedOperation:
         options = weight_grad, save if with_grad else "input", input_grad, formula.numbers, layout, chunk, ""
         out = call_and_keep(self.forward, rows, *given[1 : self.tensors], *options)
         if kind is not None and not (detached and with_grad) and (with_grad or not chunk):
-            repeat.remember(kind, of_matrix(x, self._again(options, with_grad)))
+            door.remember(kind, of_matrix(x, self._again(options, with_grad)))
         return like_leading(out, x)
 
-    def _again(self, options: tuple[Any, ...], with_grad: bool) -> repeat.Again:
+    def _again(self, options: tuple[Any, ...], with_grad: bool) -> door.Again:
         series = Series()
 
         def again(*tensors: torch.Tensor | None) -> torch.Tensor:

@@ -4,6 +4,12 @@ To describe a launch, bind its arguments and find its compiled kernel takes long
 but the addresses follows from sizes, strides, types, devices and alignment of the tensors: under these `run` remembers
 the compiled kernel and its arguments. The next launch of that kind only fills in addresses. What a whole call does is
 recorded by `series.py`.
+
+Triton's own handling of arguments, which encodes each TMA descriptor anew, takes some 10 us of a launch. Triton 3.7 to
+3.9 hand a kernel's arguments to one function in C, descriptors encoded. What they hand over is taken here once (class
+`Direct`); a later launch fills in addresses, and what was encoded for an address before, since an encoding follows from
+the address and what a kind of launch has in common. All of this is private to Triton: where anything is not as known,
+`direct` returns None, and launches go through Triton.
 """
 
 import contextlib
@@ -14,11 +20,108 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.runtime.backend import TRITON_AVAILABLE
 from swiglu_kernels.runtime.launch import Launch, bind, on_device
 from swiglu_kernels.runtime.precision import float32_dot_precision
 from swiglu_kernels.runtime.shortcuts import door
-from swiglu_kernels.runtime.shortcuts.direct import Launcher, direct
-from swiglu_kernels.runtime.shortcuts.kinds import Kinds, keep
+from swiglu_kernels.runtime.shortcuts.door import keep
+
+MOST_ADDRESSES = 256
+"""Of one argument of one kind of launch, 200 bytes each. Beyond, all are encoded anew."""
+Launcher = Callable[[list[torch.Tensor]], None]
+Places = list[tuple[int, int]]
+"""(position among a kernel's arguments, number of the tensor)"""
+
+try:
+    if not TRITON_AVAILABLE:
+        raise ImportError("no Triton")
+    from triton import knobs
+    from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
+    from triton.runtime import driver
+except ImportError:
+    CudaLauncher = None
+
+
+class Direct:
+    """Launches a compiled kernel on other tensors of the same kind; a series does what it does, from its parts."""
+
+    def __init__(
+        self, compiled: Any, grid: tuple[int, ...], device: int, expand: Callable[[list[torch.Tensor]], list[Any]],
+        handed: list[Any], pointers: Places, descriptors: Places, again: Launcher,
+    ) -> None:  # fmt: skip
+        launcher = compiled.run
+        self.grid, self._device, self._again = grid, device, again
+        self.stream_of, self.launch = driver.active.get_current_stream, driver.active.utils.launch
+        # Neither hooks nor scratch.
+        self.what = (
+            compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, compiled.packed_metadata,
+            None, None, None, None, None, launcher.arg_annotations, launcher.kernel_signature,
+        )  # fmt: skip
+        self._compiled = compiled  # keeps what `function` names loaded
+        self._expand, self.handed, self.pointers = expand, handed, pointers
+        self.descriptors: list[tuple[int, int, dict[int, Any]]] = [(*place, {}) for place in descriptors]
+
+    def __call__(self, tensors: list[torch.Tensor]) -> None:
+        """Launch."""
+        if hooked():
+            self._again(tensors)
+            return
+        handed = self.handed.copy()
+        for position, number in self.pointers:
+            handed[position] = tensors[number].data_ptr()
+        for position, number, known in self.descriptors:
+            address = tensors[number].data_ptr()
+            handed[position] = known[address] if address in known else self.encoded(position, tensors, known, address)
+        self.launch(*self.grid, self.stream_of(self._device), *self.what, handed)
+
+    def encoded(self, position: int, tensors: list[torch.Tensor], known: dict[int, Any], address: int) -> Any:
+        """Encode the descriptor at a position, and keep it among those that are known, by the tensor's address."""
+        if len(known) >= MOST_ADDRESSES:
+            known.clear()
+        encoded = known[address] = self._expand(tensors)[position]
+        return encoded
+
+
+def hooked() -> bool:
+    """Tell whether anybody watches Triton's launches."""
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def direct(
+    compiled: Any, grid: tuple[int, ...], tensors: list[torch.Tensor], pointers: Places, descriptors: Places,
+    arguments: Callable[[list[torch.Tensor]], list[Any]], again: Launcher,
+) -> Launcher | None:  # fmt: skip
+    """Return what launches a compiled kernel directly, or None where this Triton is not as known.
+
+    pointers, descriptors: where the addresses of the tensors of the first launch go, and TMA descriptors of them.
+    arguments: makes all arguments for Triton from tensors. again: launches through Triton, for hooks.
+    """
+    launcher = getattr(compiled, "run", None)
+    if CudaLauncher is None or not isinstance(launcher, CudaLauncher) or not hasattr(launcher, "kernel_signature"):
+        return None
+    if launcher.global_scratch_size or launcher.profile_scratch_size or getattr(launcher, "gsan_enabled", False):
+        return None
+    meta = getattr(compiled.metadata, "tensordesc_meta", None)
+    wrapped = wrap_handle_tensordesc(lambda handed: handed, dict(compiled.src.signature), meta)
+
+    def expand(tensors: list[torch.Tensor]) -> list[Any]:
+        return list(wrapped(arguments(tensors)))
+
+    # Where an argument begins among those that are handed over, of which a descriptor is several.
+    begins, described = [0], dict(descriptors)
+    for position, value in enumerate(arguments(tensors)):
+        begins.append(begins[-1] + (1 + 2 * len(value.shape) if position in described else 1))
+    handed = expand(tensors)
+    if begins[-1] != len(handed):
+        return None
+
+    def moved(places: Places) -> Places:
+        return [(begins[position], number) for position, number in places]
+
+    device = tensors[0].device.index
+    return Direct(compiled, grid, device, expand, handed, moved(pointers), moved(descriptors), again)
+
 
 DESCRIBES = {"base", "shape", "strides", "block_shape", "layout", "padding", "round_f32_to_tf32"}
 """What a TMA descriptor holds in Triton 3.6 to 3.9; one that holds more is made by its own constructor."""
@@ -124,8 +227,6 @@ class _Current(threading.local):
 current = _Current()
 """Of a thread: what writes down, for a series, what `run` and `apply` do."""
 _plans: dict[tuple[Any, ...], Plan] = {}
-calls: Kinds[Callable[..., torch.Tensor]] = Kinds()
-"""What makes whole calls again, by what they were called with (`repeat.py`); forgotten together with the plans."""
 
 
 def apply(function: Callable[..., Any], *arguments: Any, returning: Callable[..., torch.Tensor] | None = None) -> None:
@@ -187,7 +288,8 @@ def surveyed(by: Callable[[Launch], object]) -> Iterator[None]:
     assert survey is None, "one survey at a time"
     survey = by
     try:
-        yield
+        with door.closed():
+            yield
     finally:
         survey = None
 
@@ -205,15 +307,10 @@ def recordable() -> bool:
     return door.is_open() and current.recorder is None
 
 
-def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:
-    """Return what `run` has remembered of arguments of this kind."""
-    return _plans.get(key_of((describe, *arguments))[0])
-
-
 def forget() -> None:
-    """Forget all plans, so that every launch is described anew."""
+    """Forget all plans and calls, so that every launch is described anew."""
     _plans.clear()
-    calls.clear()
+    door.calls.clear()
 
 
 def key_of(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:

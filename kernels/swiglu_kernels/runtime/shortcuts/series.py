@@ -14,9 +14,8 @@ import torch
 from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.launch import on_device
 from swiglu_kernels.runtime.shortcuts import plan
-from swiglu_kernels.runtime.shortcuts.direct import Direct, hooked
-from swiglu_kernels.runtime.shortcuts.kinds import Kinds
-from swiglu_kernels.runtime.shortcuts.plan import Plan
+from swiglu_kernels.runtime.shortcuts.door import Kinds
+from swiglu_kernels.runtime.shortcuts.plan import Direct, Plan, hooked
 
 _LITERALS = frozenset({type(None), bool, int, str})
 _ALLOCATE = {
@@ -31,30 +30,18 @@ _VIEW = {
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a step finds a tensor: what was given or allocated, or a view of it."""
+    """Where a step finds a tensor: what was given or allocated or, with a dtype, a view of it."""
 
     number: int
-    view: "_View | None" = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _View:
-    """Where a view lies in a tensor; the tensor may lie anywhere in its memory."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
-    offset: int
-    """Elements behind the tensor's first."""
-
-    @classmethod
-    def between(cls, tensor: torch.Tensor, view: torch.Tensor) -> "_View":
-        offset = (view.data_ptr() - tensor.data_ptr()) // view.element_size()
-        return cls(view.dtype, view.shape, view.stride(), offset)
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    """Elements behind the tensor's first; the tensor may lie anywhere in its memory."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != self.dtype:
-            tensor = tensor.view(self.dtype)
+            tensor = tensor.view(self.dtype)  # type: ignore[arg-type]
         return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
 
@@ -71,9 +58,10 @@ class _Allocation:
     model: int | None = None
     """Number of a tensor of the same layout that is there by then: `empty_like` takes half as long as `new_empty`."""
 
-    def is_like(self, other: "_Allocation") -> bool:
-        """Whether `empty_like` of the other one makes it."""
-        return (self.shape, self.strides, self.dtype) == (other.shape, other.strides, other.dtype)
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """What is equal where `empty_like` of the one makes the other."""
+        return self.shape, self.strides, self.dtype
 
 
 @dataclasses.dataclass
@@ -109,7 +97,6 @@ class _Source:
     """
 
     def __init__(self, given: list[bool], recorder: "_Recorder") -> None:
-        """Begin with which of the tensors are given, where others are None, and how they were recorded."""
         self._names: dict[str, Any] = {"run": plan.run, "empty_like": torch.empty_like}
         self._given, self._device, self._alignments = given, recorder.device, recorder.alignments
         self._launched = {number for step in recorder.steps if step.launch for number in step.numbers}
@@ -117,7 +104,6 @@ class _Source:
         self._lines: list[str] = []
 
     def add(self, step: _Step) -> None:
-        """Write a step, with what it allocates before and releases after."""
         if step.returning is not None and [step.arguments[-1]] == [
             _Place(allocation.number) for allocation in step.allocates
         ]:
@@ -140,7 +126,6 @@ class _Source:
             self._make(allocation.number, new if allocation.model is None else f"empty_like(t{allocation.model})")
 
     def function(self, results: _Place | tuple[_Place | None, ...]) -> Callable[..., Any]:
-        """Return the function."""
         positions = [position for position, is_tensor in enumerate(self._given) if is_tensor]
         names = {position: f"t{number}" for number, position in enumerate(positions)}
         parameters = ", ".join(names.get(position, f"none{position}") for position in range(len(self._given)))
@@ -185,7 +170,7 @@ class _Source:
         return f"{self._bound(launch.launch)}({arguments})"
 
     def _address(self, place: _Place) -> str:
-        offset = 0 if place.view is None else place.view.offset * place.view.dtype.itemsize
+        offset = 0 if place.dtype is None else place.offset * place.dtype.itemsize
         return f"p{place.number} + {offset}" if offset else f"p{place.number}"
 
     def _list(self, arguments: Sequence[Any]) -> str:
@@ -194,7 +179,7 @@ class _Source:
     def _expression(self, argument: Any) -> str:
         if isinstance(argument, _Place):
             tensor = f"t{argument.number}"
-            return tensor if argument.view is None else f"{self._bound(argument.view.of)}({tensor})"
+            return tensor if argument.dtype is None else f"{self._bound(argument.of)}({tensor})"
         if type(argument) is tuple:
             return f"({''.join(f'{self._expression(part)}, ' for part in argument)})"
         return self._bound(argument)
@@ -246,7 +231,7 @@ class _Recorder(internals.DispatchMode):
             self._within -= 1
 
     def place_of(self, tensor: torch.Tensor) -> _Place:
-        """Find a tensor among those that were given and allocated, and are still there."""
+        """Find a tensor among those that are still there."""
         there = [(number, kept) for number, found in enumerate(self.pool) if (kept := found()) is not None]
         same = [number for number, other in there if other is tensor]
         if same:
@@ -259,7 +244,8 @@ class _Recorder(internals.DispatchMode):
             self.sound = False
             return _Place(0)
         number, kept = around[0]
-        return _Place(number, _View.between(kept, tensor))
+        offset = (tensor.data_ptr() - kept.data_ptr()) // tensor.element_size()
+        return _Place(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
 
     def note(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], *, launched: bool = False,
@@ -299,7 +285,7 @@ class _Recorder(internals.DispatchMode):
         """Let allocations that are made one after the other be like others that are there."""
         known = [self.allocations[number] for number in sorted(there)]
         for allocation in made:
-            allocation.model = next((other.number for other in known if allocation.is_like(other)), None)
+            allocation.model = next((other.number for other in known if other.layout == allocation.layout), None)
             known.append(allocation)
 
 

@@ -1,22 +1,18 @@
 """The hand-scheduled products of experts: who may take them (on any machine), and that they are right (on Hopper)."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from accuracy import assert_equal
 from clamped import GPT_OSS, keep_off_limit
 from on_hopper import drawn_experts, needs_hopper
 
-from swiglu_bench.measure.resources import measure_memory
 from swiglu_kernels import reference, swiglu_experts
 from swiglu_kernels.hopper import admission, shared
 from swiglu_kernels.ops.experts import choice, hopper_experts, hopper_tiles
 from swiglu_kernels.ops.experts import operation as experts
-from swiglu_kernels.ops.experts.routing import Routing, capacity, route
+from swiglu_kernels.ops.experts.routing import route
 from swiglu_kernels.runtime.backend import INTERPRETING
 from swiglu_kernels.tiles import here
-from swiglu_kernels.tiles.rules import expert_tile_rows
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -110,51 +106,6 @@ class TestGradientsOfWeights:
                     exact_sums = [a[pairs[index == expert].long()].sum(0) for expert in range(5)]
                     torch.testing.assert_close(sums, torch.stack(exact_sums))
         assert products == [aligned] * 4
-
-    def test_nothing_that_is_sorted_lies_beside_the_gradients(
-        self, products: list[bool], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The peak beyond the gradients is d_pre, weight * h and the output; products here are stand-ins."""
-        count, slots, tokens, hidden, intermediate = 6, 2, 8, 768, 128
-
-        def like(rows: torch.Tensor, columns: int) -> torch.Tensor:
-            return rows.new_ones(rows.shape[0], columns)
-
-        def combined(rows: torch.Tensor, weights: object, routing: Routing) -> torch.Tensor:
-            return rows.new_ones(routing.tokens, rows.shape[1])
-
-        def down_backward(dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, *_: object) -> tuple[object, ...]:
-            return pre, like(pre, intermediate), like(pre, 1).T
-
-        kernels = SimpleNamespace(
-            gather=hopper_experts.gather,
-            gate_up=lambda x, w, routing, *_: (
-                x.new_ones(len(routing.pair), intermediate), x.new_ones(len(routing.pair), 2 * intermediate)
-            ),
-            down=lambda h, *_: like(h, hidden),
-            down_backward=down_backward,
-            rows_times=lambda d_pre, *_: like(d_pre, hidden),
-            weight_grad=hopper_experts.weight_grad,
-        )  # fmt: skip
-        monkeypatch.setitem(experts.KERNELS, "portable", kernels)
-        monkeypatch.setattr(experts, "combine", combined)
-        monkeypatch.setattr(experts, "slot_grads", lambda dots, dy, bias, routing, dtype: torch.ones(tokens, slots))
-        index = torch.arange(tokens * slots).view(tokens, slots) % count
-        sizes = (tokens, hidden), (count, 2 * intermediate, hidden), (count, hidden, intermediate), (tokens, slots)
-        leaves = [torch.randn(size).requires_grad_() for size in sizes]
-        upstream = torch.randn(tokens, hidden)
-
-        def forward() -> torch.Tensor:
-            return swiglu_experts(*leaves[:3], index, leaves[3])
-
-        def backward(out: torch.Tensor) -> list[torch.Tensor]:
-            return list(torch.autograd.grad(out, leaves, upstream))
-
-        use = measure_memory(torch.device("cpu"), forward, backward)
-        rows = capacity(index.numel(), count, expert_tile_rows(index.numel(), count, torch.float32))
-        gradients = sum(leaf.numel() for leaf in leaves)
-        assert products == [True, True]
-        assert use.peak_bytes <= 1.01 * 4 * (gradients + rows * intermediate + tokens * hidden)
 
 
 class TestOnHopper:

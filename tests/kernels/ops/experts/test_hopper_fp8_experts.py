@@ -21,14 +21,6 @@ def test_codes_of_any_weights_lie_as_the_kernels_need_them() -> None:
     assert (like.shape, like.dtype, like.device.type) == (across.shape, x.dtype, "meta")
 
 
-def test_both_sets_of_kernels_have_the_same_functions() -> None:
-    assert all(
-        hasattr(kernels, name)
-        for kernels in fp8_experts.KERNELS.values()
-        for name in ("gate_up_of_codes", "down_of_codes")
-    )
-
-
 class TestOnHopper:
     pytestmark = needs_hopper
 

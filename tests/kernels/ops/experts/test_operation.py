@@ -4,6 +4,7 @@ import pytest
 import torch
 from accuracy import DEVICE, assert_as_accurate_as_eager, assert_equal, check_against_reference, random_tensor
 from clamped import keep_off_limit
+from mixtures import GPT_OSS, drawn, layer
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_experts
@@ -16,28 +17,13 @@ from swiglu_kernels.tiles.rules import expert_tile_rows
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
 NAMES = "x w_gate_up w_down top_k_weights b_gate_up b_down"
-GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0, "interleaved": True}
 FLOAT16 = torch.float16
-
-
-def drawn(tokens: int, slots: int, count: int, beyond: int = 0) -> torch.Tensor:
-    """Indices of experts, also of so many on either side that do not exist."""
-    generator = torch.Generator().manual_seed(tokens)
-    return torch.randint(-beyond, count + beyond, (tokens, slots), generator=generator).to(DEVICE)
 
 
 def problem(
     index: torch.Tensor, count: int, hidden: int, intermediate: int, dtype: torch.dtype, layout: str = "contiguous"
 ) -> list[torch.Tensor]:
-    """Draw x, both weights, the routing weights and both biases, everything around 1 on the way."""
-    return [
-        random_tensor(index.shape[0], hidden, dtype=dtype, layout=layout),
-        random_tensor(count, 2 * intermediate, hidden, dtype=dtype, layout=layout, scale=hidden**-0.5, seed=1),
-        random_tensor(count, hidden + 3, intermediate, dtype=dtype, layout=layout, scale=intermediate**-0.5, seed=2),
-        random_tensor(*index.shape, dtype=dtype, layout=layout, seed=3),
-        random_tensor(count, 2 * intermediate, dtype=dtype, seed=4),
-        random_tensor(count, hidden + 3, dtype=dtype, seed=5),
-    ]
+    return layer(index, count, hidden, intermediate, dtype, layout, out=hidden + 3)
 
 
 def called(function, index, options, x, w_gate_up, w_down, weights, b_gate_up=None, b_down=None):
@@ -222,17 +208,8 @@ def test_gradients_have_the_layout_of_their_weights():
 def test_operator_conventions():
     index = drawn(3, 2, 3)
     x, *weights = [operand.requires_grad_() for operand in problem(index, 3, 16, 8, torch.float32)]
-    options = (
-        None,
-        None,
-        16,
-        True,
-        False,
-        "portable",
-        True,
-        "bf16",
-        Formula(alpha=1.702, limit=7.0, up_offset=1.0).numbers,
-    )
+    numbers = Formula(alpha=1.702, limit=7.0, up_offset=1.0).numbers
+    options = (None, None, 16, True, False, "portable", True, "bf16", numbers)
     # What lies behind the last tile in use is not written: outputs compared by test_aot_dispatch would differ there.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     opcheck(experts._experts._overload, (x, *weights, index, *options), test_utils=checks)

@@ -1,94 +1,60 @@
-"""Calls that are made again. On a CPU a stand-in computes from the addresses that would reach the kernel."""
+"""Calls that are made again, and kinds of tensors, told apart by PyTorch's guards and, where it has none, in Python."""
 
 import contextlib
-import ctypes
-import dataclasses
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from clamped import keep_off_limit
+from replayed import as_on_a_gpu
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiglu_kernels import reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.ops.experts import operation as experts
-from swiglu_kernels.ops.glu import block
 from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.mlp import operation as mlp
-from swiglu_kernels.runtime import backend
-from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.runtime import backend, internals
 from swiglu_kernels.runtime.operator import Operator
-from swiglu_kernels.runtime.shortcuts import door, plan, repeat
+from swiglu_kernels.runtime.shortcuts import door, plan
+from swiglu_kernels.runtime.shortcuts.door import Kinds
 from swiglu_kernels.runtime.shortcuts.series import Series
-from swiglu_kernels.tiles.candidates import BY_TORCH, Choice
+from swiglu_kernels.tiles.candidates import BY_TORCH
 
 needs_interpreter = pytest.mark.skipif(not backend.INTERPRETING, reason="needs Triton's interpreter")
-PORTABLE = Choice("portable", BY_TORCH.tile)
-
-
-class Kernel:
-    """silu(x w_gate^T + b_gate) * (x w_up^T + b_up) of contiguous fp32 matrices at given addresses."""
-
-    arg_names = ("x", "w_gate", "w_up", "z", "bias_gate", "bias_up", "M", "N", "K", "up_offset")
-
-    def __init__(self) -> None:
-        self.bound = self.launched = 0
-
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        def bind(*, num_warps: int, num_stages: int, enable_fp_fusion: bool, **arguments: Any) -> Any:
-            self.bound += 1
-            self.compute(*(one.data_ptr() if isinstance(one, torch.Tensor) else one for one in arguments.values()))
-            return Compiled(self)
-
-        return bind
-
-    def compute(self, x, w_gate, w_up, z, bias_gate, bias_up, M, N, K, up_offset) -> None:
-        def at(address: int | None, *shape: int) -> torch.Tensor | None:
-            if address is None:
-                return None
-            count = torch.Size(shape).numel()
-            memory = (ctypes.c_float * count).from_address(address)
-            return torch.frombuffer(memory, dtype=torch.float32).view(shape)
-
-        tensors = [at(x, M, K), at(w_gate, N, K), at(w_up, N, K), at(bias_gate, N), at(bias_up, N)]
-        at(z, M, N).copy_(reference.swiglu_glu(*tensors, up_offset=up_offset))
-
-
-class Compiled:
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        def launch(*arguments: Any) -> None:
-            self.kernel.launched += 1
-            self.kernel.compute(*arguments)
-
-        return launch
+on_a_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch.cuda.is_available() is False"
+)
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    """What CPU tensors are launched on, as if they lay on a GPU."""
-    made = Kernel()
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Kernels are interpreted on a CPU, and calls repeated as on a GPU; which of them took the short way."""
+    taken: list[str] = []
 
-    def describe(x, w_gate, w_up, z, preactivations, biases, formula, chosen) -> Launch:
-        assert preactivations is None
-        M, (N, K) = x.shape[0], w_gate.shape
-        arguments = (x, w_gate, w_up, z, *biases, M, N, K, formula.up_offset)
-        return Launch(made, (1,), dict(zip(Kernel.arg_names, arguments, strict=True)), num_warps=4, num_stages=2)
+    def noted(operator: Operator, *arguments: Any) -> Any:
+        taken.append(operator.name)
+        return first_output(operator, *arguments)
 
-    monkeypatch.setattr(glu, "forward_launch", describe)
-    monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: PORTABLE)
-    monkeypatch.setattr(block, "backend_for", lambda _: "triton")
-    monkeypatch.setattr(door, "_shut", False)
-    monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
-    plan.forget()
-    yield made
-    plan.forget()
+    first_output = Operator.first_output
+    monkeypatch.setattr(Operator, "first_output", noted)
+    with as_on_a_gpu():
+        yield taken
+
+
+@pytest.fixture
+def checked(short: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls whose arguments were checked, which are those that took the long way."""
+    found: list[str] = []
+    for module in (glu, mlp):
+        check = module.check_glu
+        monkeypatch.setattr(module, "check_glu", lambda *given, check=check: found.append("") or check(*given))
+    return found
 
 
 def tensors(tokens: int = 5, bias: bool = False) -> list[torch.Tensor | None]:
@@ -96,48 +62,41 @@ def tensors(tokens: int = 5, bias: bool = False) -> list[torch.Tensor | None]:
     return [torch.randn(tokens, 4), *weights, *([torch.randn(8), torch.randn(8)] if bias else [None, None])]
 
 
-def test_with_the_door_closed_nothing_is_remembered(kernel: Kernel) -> None:
-    for count in range(1, 4):
-        given = tensors()
-        with door.closed():
-            out = swiglu_glu(*given)
-        assert torch.allclose(out, reference.swiglu_glu(*given), atol=1e-6)
-        assert (kernel.bound, kernel.launched, len(plan.calls), len(plan._plans)) == (count, 0, 0, 0)
-    swiglu_glu(*given)
-    assert len(plan.calls) == len(plan._plans) == 1
-
-
+@needs_interpreter
 @pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
 @pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
-def test_only_the_first_call_of_a_kind_takes_the_long_way(kernel: Kernel, function: Any, bias: bool) -> None:
-    for count in range(4):
+def test_only_the_first_call_of_a_kind_takes_the_long_way(checked: list[str], function: Any, bias: bool) -> None:
+    for count in range(5):
         given = tensors(bias=bias)
         if function is swiglu_mlp:
             given.insert(3, torch.randn(6, 8))
             given.append(torch.randn(6) if bias else None)
-        out = function(*given)
+        with door.closed() if count == 0 else contextlib.nullcontext():
+            out = function(*given)
         assert torch.allclose(out, getattr(reference, function.__name__)(*given), atol=1e-5)
-        assert (kernel.bound, kernel.launched) == (1, count)
+        assert (len(checked), len(door.calls)) == (min(count + 1, 2), min(count, 1))
     if function is swiglu_mlp:
         function(*given, chunk_tokens=2)
-    assert len(plan.calls) == 1, "chunks are several launches"
+    assert len(door.calls) == 1, "chunks are several launches"
     plan.forget()
     function(*given)
-    assert kernel.bound > 1
+    assert len(checked) > 2
 
 
-def test_leading_dimensions_are_kept(kernel: Kernel) -> None:
+@needs_interpreter
+def test_leading_dimensions_are_kept(checked: list[str]) -> None:
     _, *weights = tensors()
-    for x in (torch.randn(2, 3, 4), torch.randn(3, 2, 4).transpose(0, 1), torch.randn(4)):
+    for number, x in enumerate((torch.randn(2, 3, 4), torch.randn(3, 2, 4).transpose(0, 1), torch.randn(4)), start=1):
         for _ in range(2):
-            before = kernel.launched
             out = swiglu_glu(x, *weights)
             assert out.shape == (*x.shape[:-1], 8)
             assert torch.allclose(out, reference.swiglu_glu(x, *weights), atol=1e-6)
-        assert kernel.launched == before + 1
+        assert len(checked) == number
 
 
-def test_another_kind_is_checked_anew(kernel: Kernel) -> None:
+@needs_interpreter
+@pytest.mark.usefixtures("short")
+def test_another_kind_is_checked_anew() -> None:
     x, w_gate, w_up, *_ = tensors()
     swiglu_glu(x, w_gate, w_up)
     swiglu_glu(x, w_gate, w_up)
@@ -156,7 +115,7 @@ def test_another_kind_is_checked_anew(kernel: Kernel) -> None:
             swiglu_glu(x_given, w_gate, w_up)
     ours, expected = (glu(x, w_gate, w_up, up_offset=1.0) for glu in (swiglu_glu, reference.swiglu_glu))
     assert torch.allclose(ours, expected, atol=1e-6)
-    assert len(plan.calls) == 2
+    assert len(door.calls) == 2
 
 
 class Dispatch(TorchDispatchMode):
@@ -174,19 +133,19 @@ class Own(torch.Tensor):
 
 
 def kind(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return repeat.find("glu", (x, w), (None, None), ())[0]
+    return door.find("glu", (x, w), (None, None), ())[0]
 
 
 def known(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return repeat.find("glu", (x, w), (None, None), ())[1]
+    return door.find("glu", (x, w), (None, None), ())[1]
 
 
-@pytest.mark.usefixtures("kernel")
-def test_who_watches_sees_the_operator() -> None:
+@pytest.mark.usefixtures("short")
+def test_who_watches_sees_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(2, 4), torch.nn.Parameter(torch.randn(8, 4))
     made = kind(x, w)
     assert made is not None
-    repeat.remember(made, torch.add)
+    door.remember(made, torch.add)
     assert known(x, w) is torch.add
     for other in (x, w.detach()), (x.clone().requires_grad_(), w):
         assert known(*other) is None, "a gradient is wanted"
@@ -195,7 +154,7 @@ def test_who_watches_sees_the_operator() -> None:
         assert kind(x.as_subclass(Own), w) is None
         assert kind(x.to_sparse(), w) is None
         negative = torch.complex(x, x).conj().imag
-        repeat.remember(kind(negative, w), torch.add)
+        door.remember(kind(negative, w), torch.add)
         assert known(negative, w) is None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             assert kind(x, w) is None
@@ -210,48 +169,8 @@ def test_who_watches_sees_the_operator() -> None:
         assert kind(x, w) is not None
     with torch.inference_mode():
         assert kind(x, w) is not None
-
-
-# With a gradient
-
-
-class Interpreted(plan.Plan):
-    """A plan whose kernel runs in the interpreter, on the tensors of each launch."""
-
-    shortest = None
-
-    def __init__(self, launch: Launch, tensors: list[torch.Tensor]) -> None:
-        assert launch.scratch is None
-        self.launch, self.described_from = launch, tensors
-        self.shortest = self.run
-
-    def run(self, tensors: list[torch.Tensor]) -> None:
-        new = {id(before): now for before, now in zip(self.described_from, tensors, strict=True)}
-        launch: Launch | None = self.launch
-        while launch is not None:
-            arguments = {name: new.get(id(value), value) for name, value in launch.arguments.items()}
-            dataclasses.replace(launch, arguments=arguments).run_alone()
-            launch = launch.then
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Kernels are interpreted on a CPU, and calls repeated as on a GPU; which of them took the short way."""
-    taken: list[str] = []
-
-    def noted(operator: Operator, *arguments: Any) -> Any:
-        taken.append(operator.name)
-        return first_output(operator, *arguments)
-
-    first_output = Operator.first_output
-    monkeypatch.setattr(Operator, "first_output", noted)
-    monkeypatch.setattr(door, "_shut", False)
-    monkeypatch.setattr(plan, "Plan", Interpreted)
-    monkeypatch.setattr(plan, "_run_and_keep_launchers", lambda launch, *_: launch.run() or True)
-    monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
-    plan.forget()
-    yield taken
-    plan.forget()
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert kind(x, w) is None
 
 
 def series_made(monkeypatch: pytest.MonkeyPatch) -> list[Series]:
@@ -348,32 +267,6 @@ def test_experts_by_the_short_way(
 
 
 @needs_interpreter
-@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
-@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
-def test_products_by_torch_are_made_again_as_well(
-    short: list[str], monkeypatch: pytest.MonkeyPatch, function: Any, bias: bool
-) -> None:
-    """Without a gradient and with one, and without asking again who multiplies."""
-    monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: BY_TORCH)
-    down = function is swiglu_mlp
-    for wanted in (False, True):
-        for number in range(4):
-            given = leaves(wanted, wanted, wanted, bias=bias, down=down)
-            weights = [tensor if tensor is None or wanted else tensor.detach() for tensor in given]
-            out = function(*weights)
-            expected = getattr(reference, function.__name__)(*weights)
-            torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
-            if wanted:
-                found = torch.autograd.grad(out.sum(), given[1])
-                torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), given[1]), atol=1e-3, rtol=1e-3)
-            assert len(plan.calls) == 1 + wanted
-            if number == 2:
-                monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: pytest.fail("asked again"))
-        monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: BY_TORCH)
-    assert len(short) == 3
-
-
-@needs_interpreter
 @pytest.mark.parametrize("wanted", [False, True], ids=["no gradient", "gradients"])
 @pytest.mark.parametrize("flat", [False, True], ids=["stacked", "flat"])
 def test_parameters_anywhere_in_a_storage(
@@ -381,6 +274,8 @@ def test_parameters_anywhere_in_a_storage(
 ) -> None:
     """Calls of one kind, whose tensors are parts of larger ones: of one for each parameter, or of one for all."""
     monkeypatch.setattr(mlp.choice, "hidden_grad", lambda *_, **__: BY_TORCH)
+    if flat:
+        monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: BY_TORCH)
     made = series_made(monkeypatch)
     torch.manual_seed(2)
     shapes = [(2, 3, 8), (16, 8), (16, 8), (8, 16)]
@@ -467,15 +362,8 @@ def test_frozen_weights_take_the_long_way(short: list[str]) -> None:
     assert not short
 
 
-@pytest.mark.usefixtures("kernel")
-def test_autocast_is_asked_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w = torch.randn(2, 4), torch.randn(8, 4)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    assert kind(x, w) is None
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch.cuda.is_available() is False")
+@on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 16, 100, 1024])
 def test_on_a_gpu(tokens: int, dtype: torch.dtype) -> None:
@@ -490,11 +378,11 @@ def test_on_a_gpu(tokens: int, dtype: torch.dtype) -> None:
         wanted = x.clone().requires_grad_()  # the long way
         torch.testing.assert_close(z, swiglu_glu(wanted, w_gate, w_up, weight_grad="none").detach())
         torch.testing.assert_close(out, swiglu_mlp(wanted, w_gate, w_up, w_down, weight_grad="none").detach())
-        assert len(plan.calls) == 2, number
+        assert len(door.calls) == 2, number
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch.cuda.is_available() is False")
+@on_a_gpu
 @pytest.mark.parametrize("wanted", [False, True], ids=["no gradient", "gradients"])
 @pytest.mark.parametrize("tokens", [1, 100, 4096])
 def test_experts_on_a_gpu(tokens: int, wanted: bool) -> None:
@@ -512,17 +400,80 @@ def test_experts_on_a_gpu(tokens: int, wanted: bool) -> None:
         assert all(map(torch.equal, short, results(number)))
 
 
-@needs_interpreter
-def test_with_the_door_closed_gradients_are_the_same(short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def found() -> list[torch.Tensor | None]:
-        return gradients(swiglu_mlp, leaves(True, True, True, bias=True, down=True))
+@pytest.fixture(params=["guards", "Python"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "Python":
+        monkeypatch.setattr(internals, "guard", lambda _: None)
+    else:
+        assert internals.guard([torch.empty(2)]) is not None
 
-    expected = found()
-    assert len(short) == 0
-    assert len(plan.calls) == 1
-    plan.forget()
-    made = series_made(monkeypatch)
-    with door.closed():
-        assert all(map(torch.equal, found(), expected))
-        assert all(map(torch.equal, found(), expected))
-    assert (made, short, len(plan.calls), len(plan._plans)) == ([], [], 0, 0)
+
+OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sizes": lambda x: x[:3],
+    "strides": lambda x: x.t().contiguous().t(),
+    "dimensions": lambda x: x[None],
+    "dtype": lambda x: x.half(),
+    "device": lambda x: x.to("meta"),
+    "a gradient": lambda x: x.clone().requires_grad_(),
+    "another type": lambda x: x.as_subclass(Own),
+    "a parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+    "negated": lambda x: torch.complex(x, x).conj().imag,
+    "sparse": lambda x: x.to_sparse(),
+}
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("change", OTHERS)
+@pytest.mark.parametrize("place", [0, 1])
+def test_another_kind_is_not_taken_for_it(change: str, place: int) -> None:
+    given = [torch.randn(4, 8), torch.randn(4, 8)]
+    known: Kinds[str] = Kinds()
+    known.add("key", given, "found")
+    assert known.get("key", [torch.randn(4, 8), torch.randn(4, 8)]) == "found"
+    assert known.get("another", given) is None
+    given[place] = OTHERS[change](given[place])
+    assert known.get("key", given) is None
+    known.add("key", given, "the other")
+    assert known.get("key", given) == "the other"
+    assert known.get("key", [torch.randn(4, 8), torch.randn(4, 8)]) == "found"
+
+
+@pytest.mark.usefixtures("_way")
+def test_a_tensor_that_is_given_twice_is_two() -> None:
+    x, known = torch.randn(4, 8), Kinds[str]()
+    known.add("key", [x, x], "found")
+    assert known.get("key", [x, x]) == "found"
+    assert known.get("key", [x, x.clone()]) == "found"
+
+
+@pytest.mark.usefixtures("_way")
+def test_the_precision_of_float32_products_belongs_to_it() -> None:
+    known: Kinds[str] = Kinds()
+    for dtype in (torch.float32, torch.bfloat16):
+        known.add("key", [torch.ones(2, dtype=dtype)], "found")
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        assert known.get("key", [torch.ones(2)]) is None
+        assert known.get("key", [torch.ones(2, dtype=torch.bfloat16)]) == "found"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("_way")
+def test_they_keep_no_tensor_alive_and_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MOST_KINDS", 3)
+    monkeypatch.setattr(door, "MOST_KEYS", 2)
+    known: Kinds[int] = Kinds()
+    alive = []
+    for key in range(4):
+        for size in range(1, 6):
+            tensor = torch.empty(size)
+            alive.append(weakref.ref(tensor))
+            known.add(key, [tensor], size)
+            del tensor
+    gc.collect()
+    assert not any(reference() is not None for reference in alive)
+    assert known.values() == [3, 4, 5, 3, 4, 5], "the newest"
+    assert known.get(3, [torch.empty(5)]) == 5
+    known.clear()
+    assert len(known) == 0
