@@ -176,11 +176,8 @@ def explain_experts(
 
 
 def _all_by_torch(device: torch.device) -> str:
-    why = f"there are no Triton kernels for {_device(device)}"
-    return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"
-
-
-def _device(device: torch.device) -> str:
+    where = f"a {device.type.upper()}"
     if device.type == "cuda":
-        return f"compute capability {'.'.join(map(str, capability_of(device) or ()))}"
-    return f"a {device.type.upper()}"
+        where = f"compute capability {'.'.join(map(str, capability_of(device) or ()))}"
+    why = f"there are no Triton kernels for {where}"
+    return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"
