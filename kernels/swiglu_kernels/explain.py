@@ -8,12 +8,13 @@ from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.choice import way_of_glu
 from swiglu_kernels.ops.gate.formula import Formula, check_formula
 from swiglu_kernels.ops.glu import choice
-from swiglu_kernels.ops.glu.block import as_matrix, needs_backward
+from swiglu_kernels.ops.glu.block import needs_backward
 from swiglu_kernels.ops.glu.choice import AUTO
 from swiglu_kernels.ops.glu.hopper_transposed import shares_of
 from swiglu_kernels.ops.glu.portable_forward import any_of
 from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_experts, check_glu, check_option
+from swiglu_kernels.runtime.shortcuts.door import as_matrix
 from swiglu_kernels.tiles import here
 from swiglu_kernels.tiles.candidates import Choice
 from swiglu_kernels.tiles.rules import fp8_glu_tile

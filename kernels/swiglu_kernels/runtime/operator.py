@@ -148,6 +148,10 @@ class Operator:
         """
         return self._first(*tensors, (series, others))
 
+    def again(self, series: Series, others: Sequence[Any]) -> Callable[..., Any]:
+        """Return what does `first_output` for the tensors that it is given."""
+        return lambda *tensors: self.first_output(series, tensors, others)
+
 
 def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, as Dynamo must not trace it when it is called outside of its graphs.
@@ -285,6 +289,21 @@ def save(
             kept.append(parameter)
     ctx.leaves = leaves
     ctx.save_for_backward(x, *kept, *preactivations)
+
+
+def keeping(positions: Callable[[str, str], Sequence[int | None]]) -> Callable[..., None]:
+    """Return a `keep` that saves x, parameters and all outputs but the first.
+
+    Args:
+        positions: of the first two options, where among the tensors x and the parameters are; None: not saved.
+    """
+
+    def keep(ctx: Any, tensors: Sequence[Any], options: Sequence[Any], output: Sequence[torch.Tensor]) -> None:
+        places = positions(options[0], options[1])
+        x, *parameters = (None if at is None or at >= len(tensors) else tensors[at] for at in places)
+        save(ctx, x, parameters, output[1:], options)
+
+    return keep
 
 
 def check(ctx: Any, x: torch.Tensor | None, gradient: torch.Tensor) -> None:

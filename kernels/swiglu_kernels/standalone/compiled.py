@@ -36,7 +36,7 @@ from swiglu_kernels.runtime import compiling
 from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE, Capability, describing_for, triton
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.covering import CLAMPED, TITLES, covering, meta, most_demanding
-from swiglu_kernels.standalone.workloads import Operands, dense_shapes
+from swiglu_kernels.standalone.workloads import LayerTensors, dense_shapes
 
 FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
@@ -95,12 +95,12 @@ def launches(
 ) -> dict[str, Callable[[], Launch]]:
     """Name the launches of swiglu_glu, swiglu_mlp and their gradients at one shape; each is described when called."""
     shapes, make = dense_shapes(tokens, hidden, intermediate), meta(dtype)
-    plain = Operands(shapes, lambda name, shape: None if name.startswith("bias") else make(name, shape))
-    interleaved = Operands(shapes, make, formula=CLAMPED)
+    plain = LayerTensors(shapes, lambda name, shape: None if name.startswith("bias") else make(name, shape))
+    interleaved = LayerTensors(shapes, make, formula=CLAMPED)
     for name in ("w_gate", "w_up", "d_w_gate", "d_w_up"):
         setattr(interleaved, name, torch.empty(2 * intermediate, hidden, dtype=dtype, device="meta")[::2])
 
-    def described(operands: Operands, kernel: str) -> Launch:
+    def described(operands: LayerTensors, kernel: str) -> Launch:
         with describing_for(capability):
             return operands.launch(kernel)
 

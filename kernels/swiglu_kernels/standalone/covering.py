@@ -27,7 +27,7 @@ from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row
 from swiglu_kernels.runtime.backend import Capability, describing_for
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.standalone.workloads import Make, Operands, Shape, by_hand, dense_shapes, mixture
+from swiglu_kernels.standalone.workloads import LayerTensors, Make, Shape, by_hand, dense_shapes, mixture
 
 TOKENS = (16, 64, 128, 512, 8192)
 """The ends of the rows of `rules.py`."""
@@ -136,8 +136,8 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 fp32, int32, codes = (partial(tensor, dtype=dtype) for dtype in (torch.float32, torch.int32, torch.float8_e4m3fn))
 
 
-def _dense(tokens: int, hidden: int, intermediate: int, make: Make | None = None, **more: Any) -> Operands:
-    return Operands(dense_shapes(tokens, hidden, intermediate), make or meta(), **more)
+def _dense(tokens: int, hidden: int, intermediate: int, make: Make | None = None, **more: Any) -> LayerTensors:
+    return LayerTensors(dense_shapes(tokens, hidden, intermediate), make or meta(), **more)
 
 
 def _portable() -> Iterator[tuple[str, Launch]]:

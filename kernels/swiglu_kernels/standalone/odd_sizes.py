@@ -33,7 +33,7 @@ from swiglu_kernels.ops.glu import hopper_forward
 from swiglu_kernels.runtime.backend import capability_of, triton
 from swiglu_kernels.standalone import hazards
 from swiglu_kernels.standalone.covering import TITLES
-from swiglu_kernels.standalone.workloads import DENSE, Operands, by_hand, dense_shapes
+from swiglu_kernels.standalone.workloads import DENSE, LayerTensors, by_hand, dense_shapes
 
 ROUNDINGS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
 """In fp32, the sums themselves are rounded hundreds of times; longer ones have more, see `Sizes.rounding`."""
@@ -65,7 +65,7 @@ class Outcome:
         return not self.reason and self.roundings <= SLACK
 
 
-class Sizes(Operands):
+class Sizes(LayerTensors):
     """The tensors of one size and dtype: inputs, and outputs between margins, which begin as NaN or as others."""
 
     def __init__(self, size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:

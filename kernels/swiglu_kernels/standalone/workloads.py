@@ -36,7 +36,7 @@ WRITTEN = frozenset({
 """The tensors that launches write; all others they read."""
 
 
-class Operands:
+class LayerTensors:
     """The tensors of a layer by name, each of which is made when a launch asks for it, and what else launches take."""
 
     none, plain = None, PLAIN
@@ -102,7 +102,7 @@ PAIRS = {
 }  # fmt: skip
 """Tensors that launches take as one argument."""
 Calls = dict[str, tuple[Callable[..., Any], str]]
-"""Functions, and what of `Operands` their arguments are."""
+"""Functions, and what of `LayerTensors` their arguments are."""
 DENSE: Calls = {
     "forward": (forward_launch, "x w_gate w_up z none biases formula"),
     "forward-preact": (forward_launch, "x w_gate w_up z kept biases formula"),
@@ -198,7 +198,9 @@ def _across(matrix: torch.Tensor) -> torch.Tensor:
     return (matrix if matrix.is_meta else matrix.cpu()).t().contiguous().to(matrix.device).t()
 
 
-def mixture(index: torch.Tensor, routing: Routing, sizes: tuple[int, int, int], make: Make, **more: Any) -> Operands:
+def mixture(
+    index: torch.Tensor, routing: Routing, sizes: tuple[int, int, int], make: Make, **more: Any
+) -> LayerTensors:
     """Return the tensors of a mixture of experts, hidden and intermediate size `sizes`, for its routing."""
     (experts, hidden, intermediate), (tokens, slots), rows = sizes, index.shape, routing.pair.shape[0]
     names: dict[str, Shape] = {
@@ -209,7 +211,7 @@ def mixture(index: torch.Tensor, routing: Routing, sizes: tuple[int, int, int], 
         "b_gate_up": (experts, 2 * intermediate), "b_down": (experts, hidden),
     }  # fmt: skip
     shapes = {name: shape for of_these, shape in names.items() for name in of_these.split()}
-    return Operands(shapes, make, routing=routing, pair=routing.pair, tile_expert=routing.tile_expert, **more)
+    return LayerTensors(shapes, make, routing=routing, pair=routing.pair, tile_expert=routing.tile_expert, **more)
 
 
 class Runnable(Protocol):
@@ -273,7 +275,7 @@ def workload(kernel: str, problem: TileProblem, device: torch.device, seed: int 
     if kernel not in LAUNCHES:
         raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")
     if kernel in DENSE:
-        at, used = Operands(dense_shapes(*sizes), make), None
+        at, used = LayerTensors(dense_shapes(*sizes), make), None
     else:
         index = torch.rand(problem.tokens, problem.experts, generator=source, device=device).topk(problem.top_k).indices
         routing = route(index, problem.experts, problem.kept_for)

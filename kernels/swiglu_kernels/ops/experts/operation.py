@@ -31,12 +31,13 @@ from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot
 from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.gate.formula import check_formula, formula_of
-from swiglu_kernels.ops.glu.block import as_matrix, like_leading, needs_backward, new, of_matrix
+from swiglu_kernels.ops.glu.block import needs_backward, new
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_experts, check_option
 from swiglu_kernels.runtime.operator import call_and_keep, operator, register, save
 from swiglu_kernels.runtime.shortcuts import door, plan
+from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading, of_matrix
 from swiglu_kernels.runtime.shortcuts.series import Series
 
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_experts}

@@ -45,6 +45,7 @@ from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_option, check_tensor
 from swiglu_kernels.runtime.operator import call_and_keep, operator
 from swiglu_kernels.runtime.shortcuts import plan
+from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
 
 PRECISIONS = ("bf16", *(f"fp8-{recipe}" for recipe in RECIPES))
 """What modules call them; with "bf16" operands stay as they are."""
@@ -345,8 +346,8 @@ def swiglu_mlp_fp8(
     elif weight_grad == AUTO:
         weight_grad = "fp8"
     kept = "preact" if with_grad and save != "input" else "input"
-    rows, options = block.as_matrix(given.x), (weight_grad, kept, "", formula.numbers, SEPARATE, 0, recipe)
-    return block.like_leading(call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options), given.x)
+    rows, options = as_matrix(given.x), (weight_grad, kept, "", formula.numbers, SEPARATE, 0, recipe)
+    return like_leading(call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options), given.x)
 
 
 _NAMES = ("x", "w_gate", "w_up", "w_down")

@@ -4,6 +4,7 @@
 `GatedOperation` is one of them: it adds what writes the outputs and the gradients.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,8 +19,9 @@ from swiglu_kernels.ops.glu.portable_forward import Biases, Pair
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_chunk, check_down, check_glu, check_option, check_packed, check_vector
-from swiglu_kernels.runtime.operator import Operator, call_and_keep, operator, register, save
+from swiglu_kernels.runtime.operator import Operator, call_and_keep, keeping, operator, register
 from swiglu_kernels.runtime.shortcuts import door
+from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading, of_matrix
 from swiglu_kernels.runtime.shortcuts.series import Series
 
 SEPARATE = "separate"
@@ -70,25 +72,6 @@ class Chosen(NamedTuple):
 def new(like: torch.Tensor, *shape: int) -> torch.Tensor:
     """Allocate an output of the dtype and on the device of another tensor."""
     return like.new_empty(shape)
-
-
-def as_matrix(x: torch.Tensor) -> torch.Tensor:
-    """View x [..., hidden] as [tokens, hidden], or copy it where its leading dimensions do not collapse."""
-    if x.dim() == 2:
-        return x
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]
-
-
-def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Give [tokens, features] the leading dimensions of x."""
-    if x.dim() == 2:
-        return out
-    return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
-
-
-def of_matrix(x: torch.Tensor, again: door.Again) -> door.Again:
-    """Let what makes a call again for a matrix x do so for a tensor with as many dimensions as this one."""
-    return again if x.dim() == 2 else lambda x, *others: like_leading(again(as_matrix(x), *others), x)
 
 
 def needs_backward(*tensors: torch.Tensor | None) -> bool:
@@ -246,28 +229,22 @@ class GatedOperation:
 
         self.forward = _operator(name, dict(of_operands[:tensors]), 3, run, lambda *arguments: begun(*arguments)[2])
         self.backward = _operator(f"{name}_backward", of_backward, len(names), run_backward, fake_backward)
-        register(self.forward, self.backward, _keep, _gradients, tensors=tensors, preactivations=2)
-
-    def call(
-        self, tensors: tuple[Any, ...], gate: tuple[Any, ...], asked: tuple[str, str, str],
-        chunk_tokens: int | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Call the operation, the short way where one of this kind was called before.
-
-        Args:
-            tensors: in the order of `Operands`, unchecked, as is all else.
-            gate: activation, gate_multiplier, alpha, limit and up_offset.
-            asked: weight_grad, save and input_grad.
-            chunk_tokens: as of `swiglu_mlp`.
-        """
-        kind, again = door.find(self.name, tensors[:3], tensors[3:], (*gate, *asked, chunk_tokens))
-        return self.first_call(kind, tensors, gate, asked, chunk_tokens) if again is None else again(*tensors)
+        register(self.forward, self.backward, keeping(_saved), _gradients, tensors=tensors, preactivations=2)
 
     def first_call(
         self, kind: door.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], asked: tuple[str, str, str],
         chunk_tokens: int | None = None, layout: str = SEPARATE,
     ) -> torch.Tensor:  # fmt: skip
-        """Check the arguments, call the operator, and let calls of this kind be made again."""
+        """Check the arguments, call the operator, and let calls of this kind be made again.
+
+        Args:
+            kind: what `door.find` said of the call.
+            tensors: in the order of `Operands`, unchecked, as is all else.
+            gate: activation, gate_multiplier, alpha, limit and up_offset.
+            asked: weight_grad, save and input_grad.
+            chunk_tokens: as of `swiglu_mlp`.
+            layout: of the weights.
+        """
         weight_grad, save, input_grad = asked
         check_option("weight_grad", weight_grad, WEIGHT_GRADS)
         check_option("save", save, SAVES)
@@ -295,19 +272,10 @@ class GatedOperation:
         options = weight_grad, save if with_grad else "input", input_grad, formula.numbers, layout, chunk, ""
         out = call_and_keep(self.forward, rows, *given[1 : self.tensors], *options)
         if kind is not None and not (detached and with_grad) and (with_grad or not chunk):
-            door.remember(kind, of_matrix(x, self._again(options, with_grad)))
+            series = Series()
+            again = self.forward.again(series, options) if with_grad else series.again(self._out_alone, options)
+            door.remember(kind, of_matrix(x, again))
         return like_leading(out, x)
-
-    def _again(self, options: tuple[Any, ...], with_grad: bool) -> door.Again:
-        series = Series()
-
-        def again(*tensors: torch.Tensor | None) -> torch.Tensor:
-            if with_grad:
-                return self.forward.first_output(series, tensors, options)
-            out: torch.Tensor = series.call(self._out_alone, tensors, options)
-            return out
-
-        return again
 
     def _out_alone(self, *arguments: Any) -> torch.Tensor:
         return self.forward.function(*arguments)[0]
@@ -331,12 +299,11 @@ def _operator(
     return made
 
 
-def _keep(ctx, tensors, options, output) -> None:
-    x, w_gate, w_up, bias_gate, bias_up, *others = tensors
-    weight_grad, kept, *_ = options
-    biases = (bias_gate, bias_up) if kept == "input" else (None, None)
-    parameters = w_gate, w_up, *biases, others[0] if others else None
-    save(ctx, None if (weight_grad, kept) == ("none", "preact") else x, parameters, output[1:], options)
+@functools.cache
+def _saved(weight_grad: str, kept: str) -> tuple[int | None, ...]:
+    """Say which operands a backward takes: x, weights, biases and w_down."""
+    x = None if (weight_grad, kept) == ("none", "preact") else 0
+    return x, 1, 2, *((3, 4) if kept == "input" else (None, None)), 5
 
 
 def _gradients(backward, d_out, saved, needs, options):

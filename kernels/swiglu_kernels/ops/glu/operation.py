@@ -26,7 +26,7 @@ from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.block import Chosen, GatedOperation, Gradients, Operands, in_pairs, new
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of, forward_launch, recompute_launch
-from swiglu_kernels.runtime.shortcuts import plan
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 
 
@@ -191,4 +191,6 @@ def swiglu_glu(
     how gradients are made, weight_grad="none" keeps its meaning.
     """
     gate = activation, gate_multiplier, alpha, limit, up_offset
-    return GLU.call((x, w_gate, w_up, bias_gate, bias_up), gate, (weight_grad, save, input_grad))
+    tensors, asked = (x, w_gate, w_up, bias_gate, bias_up), (weight_grad, save, input_grad)
+    kind, again = door.find("glu", tensors[:3], tensors[3:], (*gate, *asked))
+    return GLU.first_call(kind, tensors, gate, asked) if again is None else again(*tensors)

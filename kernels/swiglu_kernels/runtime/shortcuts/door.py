@@ -167,3 +167,22 @@ def remember(kind: Kind, again: Again) -> None:
         if type(tensor) not in _PLAIN or not on_gpu(tensor) or tensor.is_neg() or tensor.layout is not torch.strided:
             return
     calls.add(*kind, again)
+
+
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
+    """View x [..., hidden] as [tokens, hidden], or copy it where its leading dimensions do not collapse."""
+    if x.dim() == 2:
+        return x
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Give [tokens, features] the leading dimensions of x."""
+    if x.dim() == 2:
+        return out
+    return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
+
+
+def of_matrix(x: torch.Tensor, again: Again) -> Again:
+    """Let what makes a call again for a matrix x do so for a tensor with as many dimensions as this one."""
+    return again if x.dim() == 2 else lambda x, *others: like_leading(again(as_matrix(x), *others), x)

@@ -317,6 +317,10 @@ class Series:
         with on_device(tensors[0].device):
             return self._record(function, tensors, others)
 
+    def again(self, function: Callable[..., Any], others: Sequence[Any]) -> Callable[..., Any]:
+        """Return what does `call` for the tensors that it is given."""
+        return lambda *tensors: self.call(function, tensors, others)
+
     def _record(self, function: Callable[..., Any], tensors: tuple[Any, ...], others: Sequence[Any]) -> Any:
         given: list[torch.Tensor] = []
         apart = [plan.apart(argument, given) for argument in tensors]

@@ -16,7 +16,7 @@ from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.plan import Plan
 from swiglu_kernels.runtime.shortcuts.series import Series
-from swiglu_kernels.standalone.workloads import DENSE, Operands, dense_shapes
+from swiglu_kernels.standalone.workloads import DENSE, LayerTensors, dense_shapes
 
 GRID = (3, 2, 1)
 
@@ -183,7 +183,7 @@ def test_a_triton_whose_kernels_cannot_be_launched_again_is_said_so(kernel, monk
 @pytest.mark.parametrize("kernel_name", DENSE)
 def test_the_launches_of_this_package_hold_their_arguments_as_they_came(kernel_name: str, biased: bool) -> None:
     describe, names = DENSE[kernel_name]
-    at = Operands(
+    at = LayerTensors(
         dense_shapes(3, 16, 32), lambda name, shape: torch.empty(shape) if biased or "bias" not in name else None
     )
     tensors: list[torch.Tensor] = []
