@@ -178,7 +178,8 @@ def by_hand(kernel: str, at: Any, shares: Sequence[int] = (1, 3)) -> Iterator[tu
                 yield f"ping-pong dX, added{lies}", hopper_products.sum_launch(pairs, at.sums, accumulate=True)
         case "dW":
             for outputs in (1, 2):
-                pairs, made = [(at.gate, at.x), (at.up, at.x)][:outputs], [at.d_w_gate, *([at.d_w_up] * (outputs - 1))]
+                pairs = [(at.gate, at.x), (at.up, at.x)][:outputs]
+                made = [at.d_w_gate, at.d_w_up] if outputs == 2 else [at.d_w_gate]  # each is made when it is asked for
                 yield f"ping-pong dW of {outputs}", hopper_products.transposed_launch(pairs, made)
         case "hidden gradient":
             for lies, turns, wants_h in (
