@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from swiglu_bench.tasks.tune import difference
+from swiglu_kernels.hopper import shared
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.standalone.workloads import Workload, workload
+from swiglu_kernels.standalone.covering import meta
+from swiglu_kernels.standalone.workloads import LayerTensors, Workload, by_hand, dense_shapes, workload
 from swiglu_kernels.tiles.candidates import KERNELS, TileProblem, candidates
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -41,3 +43,12 @@ def test_all_tiles_write_the_same_everywhere(kernel: str) -> None:
 def test_an_unknown_kernel() -> None:
     with pytest.raises(ValueError, match=r"expected a name of candidates.KERNELS, got 'backward'"):
         made("backward")
+
+
+@pytest.mark.skipif(shared.GLUON_MISSING is not None, reason=f"{shared.GLUON_MISSING}")
+def test_what_a_launch_by_hand_does_not_write_is_not_allocated() -> None:
+    """It would stay NaN, and be taken for a wrong result."""
+    layer = LayerTensors(dense_shapes(64, 256, 256), meta())
+    _, launch = next(by_hand("dW", layer))
+    assert isinstance(launch, Launch)
+    assert [made is layer.d_w_gate for made in layer.written] == [True]
