@@ -11,7 +11,7 @@ Nothing was measured on a compute capability other than 9.0. There a product of 
 elementwise launch between PyTorch's products moves fewer bytes than eager's several: "auto" takes that, in both
 directions; only the forward of up to UNMEASURED_TOKENS tokens is one launch. A tile that `tune` keeps is taken.
 
-Measurements: kernels/NOTES.md ("Which kernel") and results/nvidia-h200/parts.csv.
+Measurements: results/kernel-attempts.md ("Which kernel") and results/nvidia-h200/parts.csv.
 """
 
 from collections.abc import Sequence
