@@ -21,6 +21,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -31,12 +32,15 @@ from packaging.version import Version
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, differentiable, tensors
 from swiglu_bench.cases.costs import Footprint
+from swiglu_bench.cases.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from swiglu_bench.cases.problem import Problem
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,63}")
+"""Of an implementation: the suite calls further processes of one `name (alias)`."""
 WeightLayout = Literal["separate", "packed", "interleaved"]
 Backend = Literal["torch", "inductor", "triton", "cutlass"]
 _MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
@@ -126,7 +130,11 @@ class Implementation:
     """What `registry.load` finds it by in another process; empty for the suite's own, which are found by name."""
 
     def __post_init__(self) -> None:
-        """Accept any iterable of names for a set of them."""
+        """Accept any iterable of names for a set of them. Raises BadInput for a name that the suite may give itself."""
+        if not NAME.fullmatch(self.name):
+            raise BadInput(
+                f"An implementation is called {self.name!r}; a name has up to 64 letters, digits and _ . + @ -."
+            )
         sets = {
             "scopes": Scope, "variant": Scope, "dtypes": Dtype, "precisions": Precision, "offers": str,
             "overwrites": str,

@@ -124,7 +124,7 @@ def judge_of(joint: bool, quantised_dx: bool, quantised_dw: bool) -> type[Quanti
     """The judge of contenders with one product for gate and up or two, by which gradients' products are quantised."""
     way: dict[str, Any] = {"joint": joint, "quantised_dx": quantised_dx, "quantised_dw": quantised_dw}
     scopes = (Scope.GLU, Scope.MLP, Scope.EXPERTS)
-    declare = implementation("quantised reference", scopes=scopes, description="SwiGLU on quantised operands")
+    declare = implementation("quantised-reference", scopes=scopes, description="SwiGLU on quantised operands")
     found = {**way, "definition": declare(partial(fp8.defined, **way))}
     return type("QuantisedJudge", (QuantisedJudge,), found)
 

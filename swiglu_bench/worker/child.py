@@ -114,8 +114,12 @@ class Child:
         """The answer to a question.
 
         Raises Stopped where `stop` says so, BadInput where the child refuses, ContenderFailed for what it raises,
-        Malformed for an answer that is none, and Died where it ends over it, or takes longer than `limit_s`.
+        Malformed for an answer that is none or came before its question, and Died where it ends over it, or takes
+        longer than `limit_s`.
         """
+        if not (self._owed or self.ended) and self._pipe.poll() and self._unasked():
+            self.end()
+            raise Malformed("its process sent a message that answers no question")
         self.resume()
         self.settle(limit_s)
         self.post(method, *arguments)
@@ -174,6 +178,16 @@ class Child:
                 raise self._died()
             if seconds > limit_s:
                 raise self._died(f"it took longer than {limit_s:g} s (--timeout)")
+
+    def _unasked(self) -> bool:
+        """Whether what has come is a message, and not the end of the process."""
+        try:
+            self._pipe.recv_bytes(worker.MOST_BYTES)
+        except (EOFError, ConnectionError):
+            return False
+        except OSError:  # one that is too long
+            pass
+        return True
 
     def _received(self, limit_s: float) -> Any:
         """What came: from the judge as it is, from a contender's process as JSON and nothing that could run code.

@@ -186,7 +186,11 @@ def _end_with_parent() -> None:
 
 MOST_REASON = 2000
 Text = Annotated[str, Field(max_length=MOST_REASON)]
-Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LONGEST = 1e8
+"""Of one call, in milliseconds or microseconds: what waits for a GPU is as long as a contender says of its calls."""
+Duration = Annotated[float, Field(ge=0, le=LONGEST, allow_inf_nan=False)]
+Time = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, lt=2**50)]
 
 
 class Malformed(ValueError):
@@ -231,7 +235,7 @@ class CallReport(Report):
 class SampleReport(Report):
     """One timed call."""
 
-    ms: Duration
+    ms: Time
     host_us: Duration
     queue_us: Duration
     queue_filled: bool
@@ -253,9 +257,9 @@ class BuildReport(Report):
 class MemoryReport(Report):
     """Bytes above inputs and weights."""
 
-    saved_bytes: int
-    peak_bytes: int
-    kept_bytes: int
+    saved_bytes: Bytes
+    peak_bytes: Bytes
+    kept_bytes: Bytes
 
 
 class UsageReport(Report):

@@ -10,6 +10,7 @@ import pytest
 from specimens import small_case
 
 from swiglu_bench.cases.cases import Dtype, Scope
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 
 
@@ -27,6 +28,12 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
     assert (one.name, one.description, one.scopes) == ("mine", "d", {Scope.GLU, Scope.MLP})
     assert (one.dtypes, one.gpus, one.source, one.file) == ({Dtype.FLOAT32}, (9,), __name__, __file__)
     assert one.declared() == dataclasses.replace(one, build=one.declared().build) != one
+
+
+@pytest.mark.parametrize("name", ["eager (twin 1)", "bare products 0", "../../escapes", "", "a" * 65])
+def test_a_name_that_the_suite_may_give_itself_or_a_file_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match="a name has up to 64 letters"):
+        dummy(name)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import zlib
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -46,6 +47,10 @@ def bad(name, action=lambda: None, result=lambda output: output, after=0):
     return build
 
 
+def once(action):
+    return functools.cache(lambda: action())
+
+
 def spin():
     print("turning and turning")
     while True:
@@ -68,7 +73,6 @@ aborts = bad("aborts", os.abort)
 faults = bad("faults", lambda: ctypes.string_at(0))
 killed = bad("killed", lambda: os.kill(os.getpid(), signal.SIGKILL))
 hangs = bad("hangs", spin)
-escapes = bad("../../escapes", lambda: os._exit(6))
 exits_late = bad("exits-late", lambda: os._exit(5), after=CHECKED)
 hangs_late = bad("hangs-late", spin, after=CHECKED)
 alarmed = bad("alarmed", lambda: signal.setitimer(signal.ITIMER_REAL, 0.001), after=CHECKED)
@@ -139,6 +143,35 @@ def tell_everybody(message):
     return action
 
 
+def claims(**figures):
+    """Say something else in each sample."""
+
+    def action():
+        def changed(message, **more):
+            if isinstance(message[1], dict) and "queue_us" in message[1]:
+                message = message[0], message[1] | figures
+            return real(message, **more)
+
+        real = json.dumps
+        json.dumps = changed
+
+    return once(action)
+
+
+def answer_twice():
+    real = Connection.send_bytes
+
+    def twice(self, message):
+        real(self, message)
+        real(self, message)
+
+    Connection.send_bytes = twice
+
+
+no_time = bad("no-time", claims(ms=0.0), after=CHECKED)
+long_time = bad("long-time", claims(queue_us=1e300), after=CHECKED)
+no_number = bad("no-number", claims(ms=float("nan")), after=CHECKED)
+says_it_twice = bad("says-it-twice", once(answer_twice), after=CHECKED)
 no_json = bad("no-json", replace_json, after=CHECKED)
 other_report = bad("other-report", rename_a_field, after=CHECKED)
 babbles = bad("babbles", tell_everybody(struct.pack("!i", 7) + b"garbage"), after=CHECKED)
@@ -147,10 +180,6 @@ begins_a_sentence = bad("begins-a-sentence", tell_everybody(struct.pack("!i", 2*
 
 
 # What it does to others, and to its own samples
-
-
-def once(action):
-    return functools.cache(lambda: action())
 
 
 def burning_threads():

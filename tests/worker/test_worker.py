@@ -1,10 +1,29 @@
 """What is accepted as a report of a contender's process."""
 
+import json
+import random
+import re
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import bad_implementations as bad
 import pytest
+import torch
+from courts import run_here
+from from_files import from_file
+from specimens import small_case
 
-from swiglu_bench.worker.worker import MOST_REASON, Malformed, SampleReport
+from swiglu_bench.cases.cases import Mode
+from swiglu_bench.contenders import pytorch
+from swiglu_bench.machine import machine
+from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.rows.record import Status
+from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.worker import LONGEST, MOST_REASON, Malformed, SampleReport
+
+FORWARD = small_case(mode=Mode.FORWARD)
 
 RIGHT = {"ms": 1.0, "host_us": 2.0, "queue_us": 2.0, "queue_filled": True, "delivered": ["output"], "faults": {}}
 
@@ -30,3 +49,56 @@ def test_what_is_no_object_is_malformed() -> None:
     for data in (None, 3, "text", [], {}):
         with pytest.raises(Malformed):
             SampleReport.checked(data)
+
+
+ODD = [None, True, -1, -0.0, 0, 0.0, 1e9, 1e300, 10**400, float("nan"), float("inf"), "1", "", [], [1], {}, {"a": 1}]
+
+
+def malformed(seed: int) -> Any:
+    """An answer in JSON: a report of which some fields are odd, missing or more; or no report at all."""
+    lot = random.Random(seed)
+    if lot.random() < 0.1:
+        return lot.choice(ODD)
+    report: dict[str, Any] = dict(RIGHT)
+    for field in lot.sample(list(report), lot.randint(1, 3)):
+        match lot.randint(0, 4):
+            case 0:
+                del report[field]
+            case 1:
+                report[f"{field}s"] = report[field]
+            case _:
+                report[field] = lot.choice(ODD)
+    return json.loads(json.dumps(report))
+
+
+def test_whatever_is_sent_is_a_sample_or_malformed() -> None:
+    """And whoever sends what is malformed is ended: what it says next could be anything."""
+    taken = 0
+    for seed in range(200):
+        child = MagicMock()
+        child.ask.return_value = malformed(seed)
+        contender = Contender("sender", pytorch.eager, child, 1.0)
+        try:
+            sample = contender.ask(SampleReport, "sample").sample()
+        except Malformed:
+            child.end.assert_called_once()
+            continue
+        taken += 1
+        assert 0 < sample.ms <= LONGEST
+        assert 0 <= sample.host_us <= LONGEST
+        assert 0 <= sample.queue_us <= LONGEST
+    assert taken < 40, "most are malformed"
+
+
+@pytest.mark.timed
+def test_figures_that_cannot_be_and_answers_to_no_question_cost_one_row(tmp_path: Path) -> None:
+    rule = Rule(warmup_rounds=1, min_rounds=4, max_rounds=4, min_s=0.0, budget_s=60.0)
+    settings = Settings(Task.TIME, torch.device("cpu"), "c", "r", rule=rule)
+    hostile = [from_file(each) for each in (bad.no_time, bad.long_time, bad.no_number, bad.says_it_twice)]
+    everyone, this = [pytorch.eager, *hostile], machine.describe(settings.device)
+    rows = {row.implementation: row for row in run_here([FORWARD], everyone, settings, this, logs=tmp_path)}
+    assert rows.keys() == {each.name for each in everyone}
+    assert rows["eager"].status in (Status.OK, Status.UNSETTLED)
+    for row in (rows[each.name] for each in hostile):
+        assert row.status is Status.ERROR
+        assert re.search("malformed report|answers no question", row.reason), row.reason
