@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import importlib.metadata
 import importlib.util
 import platform
@@ -9,24 +8,12 @@ import types
 import pytest
 from specimens import small_case
 
-from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 
 
 def dummy(name: str, **fields: object) -> Implementation:
     declare = implementation(name, scopes=["glu"], description="does nothing", **fields)  # type: ignore[arg-type]
     return declare(lambda problem: Step(lambda x: x))
-
-
-def test_the_decorator_keeps_what_it_is_given() -> None:
-    def build(problem: object) -> Step:
-        return Step(lambda x: x)
-
-    declare = implementation("mine", scopes=["mlp", Scope.GLU], description="d", dtypes=["float32"], gpus=[9])
-    one = declare(functools.partial(build))
-    assert (one.name, one.description, one.scopes) == ("mine", "d", {Scope.GLU, Scope.MLP})
-    assert (one.dtypes, one.gpus, one.source, one.file) == ({Dtype.FLOAT32}, (9,), __name__, __file__)
-    assert one.declared() == dataclasses.replace(one, build=one.declared().build) != one
 
 
 @pytest.mark.parametrize(

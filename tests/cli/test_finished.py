@@ -120,14 +120,6 @@ def test_a_name_is_compared_with_the_newest_run_of_its_command(
 # history
 
 
-@pytest.mark.parametrize("command", ["step-mlp", "memory-mlp", "forward-narrow"])
-def test_every_committed_run_can_be_shown(command: str) -> None:
-    result = swiglu_bench("show", RESULTS / command, width=60)
-    assert result.code == 0
-    assert result.out.startswith(("llama7b", "deepseek"))
-    assert all(len(line) <= 60 for line in result.out.splitlines())
-
-
 def test_rows_are_sorted_by_a_figure(forward: Path) -> None:
     def order(*more: str) -> list[str]:
         return [row["implementation"] for row in lines("show", forward, "--pivot", "ratio", *more)]

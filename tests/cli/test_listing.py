@@ -4,7 +4,6 @@ import re
 import pytest
 import torch
 from command_line import swiglu_bench
-from rendered import WIDTHS
 from specimens import small_case
 
 from swiglu_bench.cases.cases import Shape
@@ -15,24 +14,6 @@ from swiglu_bench.worker import policy
 from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
-
-
-@WIDTHS
-def test_list_has_a_line_for_each_implementation_and_one_per_reason(width: int) -> None:
-    ran = swiglu_bench("list", "--device", "cpu", width=width)
-    assert (ran.code, ran.err) == (0, "")
-    words = " ".join(ran.out.split())
-    told = json.loads(swiglu_bench("list", "--device", "cpu", "--format", "json").out)["implementations"]
-    for one in told:
-        if one["unavailable"] is None:
-            assert len(re.findall(rf"^ ?{one['name']}\*? ", ran.out, flags=re.MULTILINE)) == 1
-        else:
-            assert one["name"] in words
-    for reason in {one["unavailable"] for one in told} - {None}:
-        assert words.count(" ".join(reason.split())) == 1
-    assert all(len(line) <= width for line in ran.out.splitlines())
-    assert "Shapes" not in ran.out
-    assert "Machine" not in ran.out
 
 
 def test_a_dry_run_names_the_cases_and_their_memory(

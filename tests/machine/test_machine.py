@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,18 +95,6 @@ def test_a_package_beside_an_installed_one_is_the_one_that_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "numpy")
     assert (usual == "99.1", machine.installed("numpy")) == (False, "99.1")
-
-
-def test_versions_without_package_git_or_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise FileNotFoundError("git")
-
-    assert machine.installed("surely-not-installed") == ""
-    monkeypatch.setattr(subprocess, "run", fail)
-    assert machine._own_version() == __version__
-    monkeypatch.undo()
-    monkeypatch.setattr(machine, "__file__", str(tmp_path / "swiglu_bench" / "machine" / "machine.py"))
-    assert machine._own_version() == __version__
 
 
 # Memory

@@ -11,7 +11,7 @@ from specimens import a_bare_record
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
-from swiglu_bench.rows.run_folder import create_folder, frame_of, read_rows, write_run_file
+from swiglu_bench.rows.run_folder import frame_of, read_rows, write_run_file
 from swiglu_bench.show.text import CsvFile
 
 
@@ -22,16 +22,6 @@ def keep(folder: Path, *records: Record) -> Path:
     path = folder / "records.csv"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))  # a spreadsheet's line ends are accepted
     return folder
-
-
-def test_a_folder_is_made_and_left_empty_and_what_cannot_be_one_is_told(tmp_path: Path) -> None:
-    for _ in range(2):
-        create_folder(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
-    (tmp_path / "file").touch()
-    for path, complaint in (("file", "is a file; give a folder"), ("file/sub", "cannot be written: Not a directory")):
-        with pytest.raises(BadInput, match=complaint):
-            create_folder(tmp_path / path)
 
 
 def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,17 +118,3 @@ def test_a_baseline_is_a_copy_that_a_later_one_replaces() -> None:
     assert [path.name for path in found.iterdir()] == ["records.csv"]
     assert (found / "records.csv").read_text(encoding="utf-8") == "second"
     assert [path.name for path in found.parent.iterdir()] == ["forward"]
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_what_is_not_there_is_named_with_what_is() -> None:
-    with pytest.raises(BadInput, match="--save-baseline main"):
-        run_folder.find_baseline("main", "forward")
-    run_folder.save_baseline("main", "forward", a_folder(""))
-    with pytest.raises(BadInput, match="did you mean main"):
-        run_folder.find_baseline("mian", "forward")
-    with pytest.raises(BadInput, match="--save-baseline main"):
-        run_folder.find_baseline("main", "step")
-    for name in ("", "..", "a/b", "-x", "a b"):
-        with pytest.raises(BadInput, match="is not a valid baseline name"):
-            run_folder.baseline_place(name, "forward")

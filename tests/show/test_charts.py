@@ -1,21 +1,19 @@
 """The charts that answer a report's questions, as specifications."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 
-from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_memory, a_run, awkward_rows, timed, trained
-from specimens import a_record, a_summary
+from reported import EVIL, a_memory, a_run, awkward_rows, timed
+from specimens import a_record
 
-from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, Losses, load_run
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, Losses
 from swiglu_bench.show import charts
 from swiglu_bench.show.charts import NoChart, Style, answers, colours, slots, style_of
-from swiglu_bench.show.sections import load, sections
+from swiglu_bench.show.sections import sections
 
 Spec = dict[str, Any]
 
@@ -43,13 +41,6 @@ def only(found: list[tuple[str, Spec]] | str) -> Spec:
 def scale(layer: Spec, channel: str = "color") -> dict[str, Any]:
     found = layer["encoding"][channel]["scale"]
     return dict(zip(found["domain"], found["range"], strict=True))
-
-
-def test_a_known_name_keeps_its_colour_and_the_others_get_what_is_free() -> None:
-    assert slots(["mine", "liger", "yours"], ["eager", "compile", "liger"]) == {"liger": 2, "mine": 0, "yours": 1}
-    everything = slots([f"n{index}" for index in range(40)], [])
-    style = Style(everything)
-    assert len({(style.colour(name), style.shape(name), style.dash(name)) for name in everything}) == 40
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +97,6 @@ def test_a_chart_of_nothing_is_refused(chart: Any) -> None:
         chart([a_record(error=None, time_ms=None)], Style(slots(["mine"], [])))
 
 
-@IN_A_CHECKOUT
-@pytest.mark.parametrize("name", ["forward", "memory-mlp", "verify"])
-def test_the_committed_runs_have_charts(name: str) -> None:
-    for found in answered(load(COMMITTED / name)).values():
-        assert isinstance(found, str) or all(spec["title"]["subtitle"][0] for _, spec in found)
-
-
 LOSSES: Losses = {
     "eager": {0: [3.0, 2.0, 1.0], 1: [3.2, 2.2, 1.2]},
     PERMUTED: {0: [3.0, 2.0, 1.1], 1: [3.2, 2.2, 1.2]},
@@ -145,15 +129,3 @@ def test_what_is_frozen_does_not_flatten_differences_and_long_curves_are_thinned
     assert named == [{"eager", PERMUTED, "fused"}, {PERMUTED}]
     assert "without fused" in drawn["title"]["subtitle"][0]
     assert len(list(values(curves({"eager": {0: [1.0] * 5000}}, [])))) <= 4 * charts.POINTS
-
-
-def test_a_training_has_two_charts_or_says_why_not(tmp_path: Path) -> None:
-    run = load_run(trained(tmp_path / "run"))
-    above, below = (chart.to_dict() for _, chart in charts.training_charts(run, Style(slots(run.implementations, []))))
-    assert {one["name"] for one in values(above)} == {"eager", PERMUTED, "level", EVIL, "frozen"}
-    assert {one["name"] for one in values(below)} == {PERMUTED, "level", EVIL}
-    assert "without frozen" in below["usermeta"]["about"]
-    nothing = FinishedRun([a_summary("eager", status=Status.ERROR, reason="It broke.")], {}, losses={})
-    reasons = [chart for _, chart in charts.training_charts(nothing, Style({}))]
-    assert reasons == [charts.NO_CURVE, "Nothing was trained beside eager, so there is no difference to draw."]
-    assert charts.training_picture(nothing, Style({})) == charts.NO_CURVE

@@ -2,7 +2,6 @@
 
 import io
 import re
-import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -11,7 +10,7 @@ from rich.text import Text
 from specimens import a_record, without_time
 
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show import Writer, console
+from swiglu_bench.show import Writer
 from swiglu_bench.show.console import ConsoleWriter
 from swiglu_bench.show.tables import time_tables
 
@@ -108,17 +107,3 @@ def test_rows_in_any_order_make_one_table_for_each_shape(in_any_order: bool, tab
         writer.write(a_record(shape=shape, tokens=number))
     writer.close()
     assert re.findall(r"table of (\w) in 77", output.getvalue()) == tables
-
-
-def test_without_a_terminal_a_line_now_and_then_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "EVERY_S", 0.001)
-    shown, out = a_console(terminal=False, width=200)
-    for total, quiet, words in ((4, False, "25% done, about 0:00:0"), (None, False, "0:00:00: a case"), (4, True, "")):
-        out.truncate(0)
-        with console.Bar(shown, total, quiet=quiet) as bar:
-            bar.tell("a case", 1.0)
-            deadline = time.monotonic() + (0.05 if quiet else 10.0)
-            while time.monotonic() < deadline and not (words and words in out.getvalue()):
-                time.sleep(0.001)
-        assert words in out.getvalue()
-        assert not (quiet and out.getvalue())

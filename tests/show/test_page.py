@@ -100,11 +100,6 @@ def test_everything_is_said(found: Elements) -> None:
         assert wanted in text, wanted
 
 
-def test_what_failed_is_named_and_no_figures_are_unfolded_for_it(awkward_page: str) -> None:
-    assert re.search(r'<summary>Figures,[^\n]*<strong class="bad">incorrect: ', awkward_page)
-    assert all('class="section"' in start for start in re.findall(r"<details[^>]* open[^>]*>", awkward_page))
-
-
 def browse(text: str, folder: Path, size: str = "1280,900", at: str = "") -> tuple[str, list[str]]:
     """The page's elements after its scripts have run, and what the browser complains of; without any network."""
     file = folder / "report.html"

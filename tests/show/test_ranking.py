@@ -1,6 +1,5 @@
 """Who is first, who ties, totals of a workload, and what is recommended."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,17 +12,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.history import as_text
-from swiglu_bench.show.ranking import (
-    Choice,
-    Winner,
-    how_sure,
-    places,
-    recommend,
-    recommendation_tables,
-    totals,
-    workload_of,
-)
+from swiglu_bench.show.ranking import Choice, Winner, how_sure, places, recommend, recommendation_tables, totals
 
 EAGER = timed("eager", 1, 1.0)
 
@@ -111,14 +100,6 @@ def test_what_is_missing_is_said_and_gives_no_figure() -> None:
 def test_without_samples_the_rows_intervals_are_used() -> None:
     bare = [replace(one, samples_ms=()) for one in (*EAGERS, row("mine", 1, 1.0), row("mine", 8, 1.0))]
     assert total("mine", *bare).interval == pytest.approx((0.8, 0.79, 0.81))
-
-
-def test_json_has_the_totals() -> None:
-    run = FinishedRun(EAGERS, {"workload": {"1": 300.0, "8": 100.0}})
-    told = json.loads(as_text(run, "json"))
-    assert told["workload_totals"][0]["time_ms"] == pytest.approx(4.0)
-    assert workload_of(told) == WORKLOAD
-    assert "workload_totals" not in json.loads(as_text(FinishedRun(EAGERS, {}), "json"))
 
 
 KNOWN = {one.name: one for one in CATALOGUE}

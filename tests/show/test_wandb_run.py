@@ -169,15 +169,6 @@ class TestOffline:
         ]
         assert kept.table("remarks")["data"] == [["fused", CASE, 8192, "ok", "Not checked."]]
 
-    def test_charts_are_drawn(self, kept: Kept) -> None:
-        shown = {key.removeprefix("_wandb.visualize."): one for key, one in kept.config.items() if "visualize" in key}
-        assert {key.split("/")[1] for key in shown} == {"time_ms", "ratio", "limit_pct"}, "no memory was measured"
-        assert shown[f"charts/time_ms/{CASE}"]["panel_config"]["panelDefId"] == "wandb/lineseries/v0"
-        assert shown[f"bars/time_ms/{CASE}"]["panel_config"]["panelDefId"] == "wandb/bar/v0"
-        assert kept.table(f"bars/time_ms/{CASE}")["data"] == [["fused", 60.0]]
-        line = kept.table(f"charts/time_ms/{CASE}")["data"]
-        assert sorted(line) == [[128, "eager", 1.5], [128, "fused", 1.2], [8192, "fused", 60.0]]
-
 
 @pytest.mark.parametrize("broken", ["no library", "no such id", "the connection", "nothing, it is disabled"])
 def test_what_goes_wrong_is_one_line_and_never_ends_the_run(
