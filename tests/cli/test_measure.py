@@ -60,11 +60,8 @@ def test_a_timing_run_leaves_its_rows_and_samples() -> None:
     for row in rows:
         assert (row["mode"], row["status"], row["dtype"], row["baseline"]) == ("forward", "ok", "float32", "eager")
         assert min(row["time_ms"], row["ratio"]) > 0
-        line = f"24x40 {row['scope']} forward float32 tokens={row['tokens']} {row['implementation']}: ok, "
-        assert line in ran.out
     samples = (folder / "samples.csv").read_text(encoding="utf-8").splitlines()
     assert len(samples) == 1 + sum(row["rounds"] for row in rows)
-    assert ran.out.rstrip().endswith(f"Rows, samples and machine: {folder}")
 
 
 READ: dict[str, Callable[[str], Any]] = {

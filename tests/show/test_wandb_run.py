@@ -163,10 +163,11 @@ class TestOffline:
             ["fused", 2, 0.7, 0.6, 9.0, 2, 0, 1, 0, 0],
             ["liger", 0, None, None, None, 0, 1, 0, 0, 0],
         ]
-        assert kept.table("not_ok")["data"] == [
+        not_ok = [
             ["fused", CASE, 1, "incorrect", "too far off"],
             ["liger", CASE, 128, "skipped", "It has no glu scope."],
         ]
+        assert kept.table("not_ok")["data"] == not_ok
         assert kept.table("remarks")["data"] == [["fused", CASE, 8192, "ok", "Not checked."]]
 
 
