@@ -28,23 +28,6 @@ def asked(command: str = "forward", options: SweepOptions | None = None, **more:
         return found
 
 
-names = st.sampled_from([one.name for one in CATALOGUE])
-patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[!x]*", "?", "a.py:b", ".py:", ","]))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
-def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
-    options = SweepOptions(impl=wanted, skip_impl=unwanted, in_process=True)
-    baselines = [] if baseline is None else [baseline]
-    chosen = result_or_complaint(lambda: request.implementations_of(options, baselines=baselines))
-    if isinstance(chosen, BadInput):
-        assert str(chosen).endswith((".", "?"))
-    else:
-        assert chosen
-        assert len({one.name for one in chosen}) == len(chosen)
-
-
 @pytest.mark.parametrize(
     ("command", "options", "wanted"),
     [

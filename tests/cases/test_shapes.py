@@ -70,12 +70,6 @@ def test_an_unknown_name_gets_near_matches(text: str, offered: str) -> None:
     assert offered in message
 
 
-@given(st.text())
-def test_any_text_is_shapes_or_bad_input(text: str) -> None:
-    loaded = result_or_complaint(lambda: load_shapes(text))
-    assert isinstance(loaded, BadInput) or all(shape.hidden > 0 and shape.intermediate > 0 for shape in loaded)
-
-
 def test_random_layers_are_those_of_the_seed() -> None:
     first = load_shapes("random:4", seed=1)
     assert [(shape.name, shape.tokens) for shape in first] == [

@@ -106,17 +106,13 @@ def test_a_system_with_and_without_proc(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert 0 < free_memory_bytes(CPU) == pytest.approx(host_memory_bytes(available=True), rel=0.5)
     assert host_memory_bytes(available=True) <= host_memory_bytes()
-    text = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:    9000 kB\nmodel name\t: A CPU\n"
+    text = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:    9000 kB\n"
     monkeypatch.setattr(Path, "read_text", lambda path: text)
     assert (host_memory_bytes(), host_memory_bytes(available=True)) == (16000 * 1024, 9000 * 1024)
-    assert machine._cpu_name() == "A CPU"
     monkeypatch.setattr(Path, "read_text", fail)
     assert host_memory_bytes() > 2**28
     monkeypatch.delattr(machine.os, "sysconf", raising=False)
     assert host_memory_bytes() == host_memory_bytes(available=True) == 8 * 2**30
-    monkeypatch.setattr(machine.platform, "processor", lambda: "")
-    monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
-    assert machine._cpu_name() == "arm64"
 
 
 @pytest.mark.gpu

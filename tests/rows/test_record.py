@@ -9,10 +9,6 @@ def test_the_row_is_every_column_in_order_and_flat() -> None:
     row = a_record(tokens=8).row()
     assert tuple(row) == COLUMNS
     assert (row["tokens"], row["status"]) == (8, Status.OK)
-    kinds = {figure.kind for figure in FIGURES.values()}
-    assert kinds == {str, int, int | None, float | None, bool, Status}
-    beside = {field.name for field in dataclasses.fields(Record)} - set(FIGURES)
-    assert beside == {"samples_ms", "twin_ms", "states", "tensor_checks", "series", "kind", "source"}
 
 
 def test_the_worst_tensor_is_the_row_s_error_and_all_that_fail_are_named() -> None:
