@@ -2,15 +2,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from specimens import result_or_complaint
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.options import SweepOptions, TimingOptions, VerifyOptions
 from swiglu_bench.request import REGIMES, Request, requested

@@ -1,7 +1,5 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from specimens import SMALL, result_or_complaint, small_case
+from specimens import SMALL, small_case
 
 from swiglu_bench.cases.cases import DTYPE_ALIASES, Dtype, Mode, Scope, Shape, expand, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput

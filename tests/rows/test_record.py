@@ -1,8 +1,6 @@
-import dataclasses
-
 from specimens import a_check, a_record
 
-from swiglu_bench.rows.record import COLUMNS, FIGURES, Record, Status
+from swiglu_bench.rows.record import COLUMNS, Status
 
 
 def test_the_row_is_every_column_in_order_and_flat() -> None:

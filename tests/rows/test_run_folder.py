@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from specimens import a_bare_record
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
+from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Status
 from swiglu_bench.rows.run_folder import frame_of, read_rows, write_run_file
-from swiglu_bench.show.text import CsvFile
 
 
 def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,23 +13,11 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.measure.statistics import Interval, median_interval
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Status
-from swiglu_bench.show.compare import (
-    COLUMNS,
-    Change,
-    ChangeKind,
-    Comparison,
-    Effect,
-    compare,
-    comparison_markdown,
-    comparison_tables,
-    conclusion,
-    judge,
-)
+from swiglu_bench.show import compare as comparing
+from swiglu_bench.show.compare import Change, ChangeKind, Comparison, Effect, compare, conclusion, judge
 
-ABOUT = {
-    "machine": {"device": "NVIDIA H200", "torch": "2.11", "power_limit_w": 700.0},
-    "settings": {"precision": 0.005},
-}
+MACHINE = {"device": "NVIDIA H200", "torch": "2.11", "power_limit_w": 700.0}
+ABOUT = {"machine": MACHINE, "settings": {"precision": 0.005}}
 
 
 def a_run(
@@ -87,12 +75,10 @@ def test_by_time_a_slower_machine_is_unclear_and_never_hidden() -> None:
 @pytest.mark.parametrize(
     ("ratio", "expected", "outcome"),
     [
-        (0.88, ChangeKind.SLOWER, Effect.REGRESSION),
-        (0.72, ChangeKind.FASTER, Effect.FINE),
-        (0.8, ChangeKind.TIE, Effect.FINE),
-        (0.816, ChangeKind.SLOWER, Effect.UNKNOWN),
+        (0.88, ChangeKind.SLOWER, Effect.REGRESSION), (0.72, ChangeKind.FASTER, Effect.FINE),
+        (0.8, ChangeKind.TIE, Effect.FINE), (0.816, ChangeKind.SLOWER, Effect.UNKNOWN),
     ],
-)
+)  # fmt: skip
 def test_what_changed_is_seen(ratio: float, expected: ChangeKind, outcome: Effect) -> None:
     found = compare(a_run(spread=0.004, rounds=200), a_run(ratio, spread=0.004, rounds=200, seed=1), 0.02)
     assert (mine(found).verdict, found.outcome) == (expected, outcome)
@@ -195,7 +181,7 @@ def test_what_cannot_be_compared() -> None:
 def test_the_tables_the_markdown_and_the_rows() -> None:
     before, after = a_run(spread=0.002, rounds=300), a_run(ratio=0.88, spread=0.002, rounds=300)
     found = compare(before, after, 0.02)
-    assert "1 regressed by more than 2.00% or broke." in unwrapped(shown(comparison_tables(found), 60))
-    assert "**slower !**" in comparison_markdown(found)
-    assert [tuple(change.row()) for change in found.changes] == [COLUMNS] * 2
+    assert "1 regressed by more than 2.00% or broke." in unwrapped(shown(comparing.comparison_tables(found), 60))
+    assert "**slower !**" in comparing.comparison_markdown(found)
+    assert [tuple(change.row()) for change in found.changes] == [comparing.COLUMNS] * 2
     assert "of 1 rows none beyond 0 can be ruled out." in conclusion(compare(before, before, 0.0))
