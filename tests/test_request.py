@@ -110,15 +110,3 @@ def test_experts_have_the_precisions_that_grouped_products_are_made_for() -> Non
     every = found("verify", VerifyOptions(precision="fp8-rowwise,fp8-blockwise"))
     dense = {(scope, f"fp8-{kind}wise") for scope in ("glu", "mlp") for kind in ("row", "block")}
     assert every == dense | {("experts", "fp8-rowwise")}
-
-
-def test_tables_of_a_dense_block_do_not_list_what_is_for_experts_and_the_other_way_round() -> None:
-    def chosen(**options: Any) -> set[str]:
-        return {known.name for known in asked(**options).implementations}
-
-    assert {"eager", "fused"} <= chosen()
-    assert max(len(chosen(scope=scope)) for scope in Scope) <= 9, "more than eight or nine cannot be read at once"
-    assert "fused" not in chosen(scope="mlp")
-    assert "fused-mlp-recompute" in chosen(scope="mlp", baseline="fused-mlp-recompute")
-    assert chosen() & chosen(scope="experts") == {"eager"}
-    assert chosen(impl=["grouped"]) == {"eager", "grouped"}, "asked for by name, its row says why"

@@ -31,9 +31,6 @@ def test_cases_that_it_refuses(declared: dict[str, object], reason: str | None) 
     assert one.refuses(small_case()) == reason
 
 
-# Availability
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The modules that can be found; a test takes some away."""

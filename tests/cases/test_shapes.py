@@ -23,9 +23,6 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
 complaint = partial(refused, load_shapes)
 
 
-# The files of configs/
-
-
 def test_every_config_loads_and_states_its_source() -> None:
     for config in all_configs():
         assert len(config.content.source.split()) >= 3, "a source is a phrase that lets a reader check the numbers"
@@ -35,9 +32,6 @@ def test_every_config_loads_and_states_its_source() -> None:
     assert {"smoke", "odd", "tokens", "models", "llama7b"} <= set(config_names())
     (odd,) = load_shapes("odd")
     assert all(size % divisor for size in (odd.hidden, odd.intermediate) for divisor in (2, 3, 5, 7, 8, 16))
-
-
-# Names in --shapes
 
 
 def test_names_of_several_kinds(tmp_path: Path) -> None:
@@ -87,8 +81,6 @@ def test_random_layers_are_those_of_the_seed() -> None:
     for text in ("random", "random:", "random:0", "random:-3", "random:many", "random:10001"):
         assert complaint(f"smoke,{text}").startswith(f"--shapes: {text!r} does not say how many layers to draw")
 
-
-# Files of users
 
 GOOD = "hidden: 8\nintermediate: 16\nsource: made up\n"
 

@@ -85,9 +85,6 @@ def test_what_the_parser_refuses_exits_2_too() -> None:
         assert words in " ".join(ran.err.split())
 
 
-# Ctrl-C
-
-
 def test_an_interruption_before_the_work_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(text: str | None) -> None:
         raise KeyboardInterrupt

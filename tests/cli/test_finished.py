@@ -50,9 +50,6 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "forward", *rows, **about)
 
 
-# compare
-
-
 def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
     before = write(tmp_path / "a", a_record(ratio=0.8, ratio_low=0.79, ratio_high=0.81))
     worse = write(tmp_path / "b", a_record(ratio=0.9, ratio_low=0.89, ratio_high=0.91))
@@ -115,9 +112,6 @@ def test_a_name_is_compared_with_the_newest_run_of_its_command(
     rows = tmp_path / "results/another/records.csv"
     rows.write_text(rows.read_text(encoding="utf-8").replace("swiglu-bench forward", "swiglu-bench step"))
     assert parsed("compare", "main")["after"] == "results/forward"
-
-
-# history
 
 
 def test_rows_are_sorted_by_a_figure(forward: Path) -> None:
@@ -189,9 +183,6 @@ def test_what_tp_wrote_is_shown_and_compared_like_other_runs() -> None:
     assert parsed("compare", chosen[0], *chosen)["outcome"] in {"fine", "cannot tell"}
 
 
-# history
-
-
 def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     other = without_time(Status.ERROR, "broken", implementation="other")
     write(tmp_path / "gpu/old", a_record(timestamp="2025-01-01T00:00:00Z", ratio=0.7))
@@ -210,9 +201,6 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert all(row["problem"] for row in unread)
     (row,) = lines("history", tmp_path, "--limit", "1")
     assert (row["command"], row["scopes"]) == ("train", "model")
-
-
-# publish
 
 
 @pytest.fixture
@@ -252,9 +240,6 @@ def test_trainings_and_several_gpus_are_sent_like_other_runs(
     assert begin.return_value.step.call_count == steps
 
 
-# recommend
-
-
 TRAINING = ("--run", RESULTS / "step-mlp", "--run", RESULTS / "memory-mlp", "--tokens", "8k")
 
 
@@ -282,9 +267,6 @@ def test_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["peak_is_measured"]
     assert row["confidence"] in {"clear", "tie"}
     assert not list(tmp_path.iterdir())
-
-
-# report
 
 
 def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

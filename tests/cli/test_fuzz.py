@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from swiglu_bench import loop
-from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine import machine
 from swiglu_bench.options import COMMANDS
 from swiglu_bench.rows.record import Record, Status
@@ -61,21 +60,3 @@ pieces = st.one_of(options, words, st.tuples(options, words).map("=".join))
 @example("forward", ["--impl", "eager", "--out", "x" * 300])
 def test_any_command_line(command: str, arguments: list[str]) -> None:
     assert swiglu_bench(command, "--device", "cpu", *arguments).code in {0, 1, 2, 130}
-
-
-valid = st.sampled_from(["smoke", "24x40", "odd"])
-
-
-@settings(QUICK, max_examples=25)
-@given(
-    st.sampled_from(list(COMMANDS)), valid, st.lists(st.integers(1, 2**20), min_size=1, max_size=3),
-    st.sampled_from([one.name for one in CATALOGUE]), st.booleans(),
-    st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=20),
-)  # fmt: skip
-def test_any_sensible_command_line_runs(
-    command: str, shapes: str, tokens: list[int], impl: str, resume: bool, out: str
-) -> None:
-    arguments = [command, "--shapes", shapes, "--tokens", ",".join(map(str, tokens)), "--impl", impl, "--device", "cpu"]
-    arguments += [f"--out=out{out}", "--resume" if resume else "--force"]
-    ran = swiglu_bench(*arguments)
-    assert ran.code in {0, 1} or "would take about" in ran.err

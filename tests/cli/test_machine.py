@@ -23,9 +23,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-# ceilings
-
-
 def measured(*more: str) -> str:
     ran = swiglu_bench("ceilings", "--device", "cpu", "--dtype", "fp32", *more, width=140)
     assert ran.code == 0
@@ -52,8 +49,6 @@ def test_a_limit_that_does_not_fit_costs_its_row(monkeypatch: pytest.MonkeyPatch
     assert "failed: RuntimeError: out of memory" in shown
     assert "TFLOP/s" in shown
 
-
-# noise
 
 NOISE = ("noise", "--device", "cpu", "--tokens", "1", "--out", "n.csv")
 
@@ -101,9 +96,6 @@ def test_a_file_that_is_there_is_kept_and_one_that_cannot_be_written_is_refused(
 
 def test_noise_on_this_machine() -> None:
     assert "smallest detectable" in swiglu_bench(*NOISE, "--pairs", "2", "--budget", "0.05", "--under-load").out
-
-
-# doctor
 
 
 @pytest.mark.parametrize(

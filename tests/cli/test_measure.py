@@ -44,9 +44,6 @@ def records(folder: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-# Files
-
-
 def test_a_timing_run_leaves_its_rows_and_samples() -> None:
     folder = Path("my run")
     ran = swiglu_bench("forward", *SMALL, "--tokens", "3,7", "--scope", "glu,mlp", *QUICK, "--out", folder)
@@ -137,9 +134,6 @@ def test_memory_resumed_quiet_and_into_the_same_folder() -> None:
     assert row["run_id"] != first[0]["run_id"]
 
 
-# Which implementations
-
-
 @pytest.mark.parametrize(
     ("scope", "impl"),
     [("activation", "silu-mul,unsloth,liger"), ("glu", "fused*,unsloth"), ("mlp", "fused-mlp*,unsloth")],
@@ -188,13 +182,11 @@ def test_what_fails_exits_1_and_the_others_are_measured(
             assert f"{name}: {status}: " in ran.err or status == "skipped"
 
 
-# --dry-run
-
-
 @pytest.mark.parametrize(
     ("line", "cases", "words"),
     [
         ("step --shapes 24x40 --tokens 3,7 --scope glu,mlp --dtype fp32,bf16 --impl eager*", 8, "eager, eager-packed"),
+        ("forward --shapes 24x40 --tokens 3,1000000000", 2, "yes no"),
         ("verify --tokens 5", 21, "smoke odd activation glu mlp experts float32 float16 bfloat16"),
     ],
 )
@@ -208,4 +200,4 @@ def test_a_dry_run_prints_the_cases_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
     told = json.loads(swiglu_bench(*line.split(), "--device", "cpu", "--dry-run", "--format", "json").out)
     assert (told["kind"], len(told["rows"])) == ("plan", cases)
-    assert all(row["needed_bytes"] > 0 for row in told["rows"])
+    assert all(row["needed_bytes"] > 0 and row["fits"] == (row["tokens"] < 10**9) for row in told["rows"])

@@ -120,9 +120,6 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path: Path, me
     assert [limits(tmp_path / "missing" / "deeper").copy().value for _ in range(2)] == [13.0, 13.0]
 
 
-# Measured
-
-
 class SteadyClock(CpuClock):
     """Every call takes half a millisecond, and every fifth sample is interrupted."""
 

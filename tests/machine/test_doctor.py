@@ -78,9 +78,6 @@ def test_what_is_not_said_is_unknown_or_a_warning_and_no_gpu_a_failure(monkeypat
     assert [(finding.check, finding.severity) for finding in gpu_findings(CPU)] == [("GPU", FAIL)]
 
 
-# Versions
-
-
 GOOD = {"torch": "2.11.0+cu130", "triton": "3.6.0", "liger-kernel": "0.8.5"}
 
 
@@ -105,9 +102,6 @@ def test_tested_versions_and_missing_packages_and_tools(monkeypatch: pytest.Monk
     findings = versions(monkeypatch, ["triton==3.7.1"], {"torch": "2.11.0"})
     assert {findings[name].severity for name in ("triton", "liger-kernel", "nvcc", "ncu")} == {WARN}
     assert findings["torch and triton"].severity is UNKNOWN
-
-
-# The machine around it
 
 
 GOVERNOR = "devices/system/cpu/cpu0/cpufreq/scaling_governor"
@@ -140,9 +134,6 @@ def test_load_and_disk(
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=free))
     findings = {finding.check: finding.severity for finding in machine_findings(tmp_path, tmp_path)}
     assert (findings["CPU load"], findings["free disk"]) == severities
-
-
-# The clock
 
 
 def test_the_clock_is_compared_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

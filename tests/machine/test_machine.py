@@ -17,8 +17,6 @@ from swiglu_bench.machine.machine import Machine, describe, find_device, free_me
 CPU = torch.device("cpu")
 THIS = describe(CPU)
 
-# --device
-
 
 @pytest.mark.parametrize(
     ("count", "text", "device"),
@@ -43,9 +41,6 @@ def test_devices_that_do_not_exist(monkeypatch: pytest.MonkeyPatch, count: int, 
     with pytest.raises(BadInput, match=words) as caught:
         find_device(text)
     assert text in str(caught.value)
-
-
-# What is known of a machine
 
 
 def test_a_cpu_is_described() -> None:
@@ -95,9 +90,6 @@ def test_a_package_beside_an_installed_one_is_the_one_that_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "numpy")
     assert (usual == "99.1", machine.installed("numpy")) == (False, "99.1")
-
-
-# Memory
 
 
 def test_a_system_with_and_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

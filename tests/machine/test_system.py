@@ -55,8 +55,6 @@ def test_a_gpu_needs_a_few_cpus_and_a_cpu_all_of_them(load: Load, on_cpu: bool, 
     assert (bool(load.reason("cpu")), bool(load.reason("cuda"))) == (on_cpu, on_gpu)
 
 
-# The GPU
-
 CUDA = torch.device("cuda", 0)
 
 

@@ -82,9 +82,6 @@ def test_the_program_runs_under_ncu(tmp_path: Path) -> None:
         counters(fake_ncu(tmp_path, ""), [sys.executable, "-c", "1 / 0"])
 
 
-# The suite's clock against the profiler's
-
-
 @pytest.mark.parametrize(
     ("ours", "between", "holds"),
     [(101.9, 0, True), (102.1, 0, False), (97.9, 0, False), (105, 5, True), (111, 11, False), (108, 5, False)],

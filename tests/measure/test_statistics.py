@@ -95,9 +95,6 @@ def test_the_quotient_of_two_intervals_holds_all_that_both_allow() -> None:
     assert (found.median, found.low, found.high) == (2.0, 1.9 / 1.1, 2.2 / 0.8)
 
 
-# What processes of the baseline differ by
-
-
 def test_one_alias_says_no_more_than_its_own_interval() -> None:
     assert noise_interval([]) is noise_interval([None, None]) is None
     alias = Interval(1.02, 1.01, 1.03)

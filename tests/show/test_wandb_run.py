@@ -1,15 +1,12 @@
-"""Against the real wandb, offline, and with a local server that stands for W&B's."""
+"""Against the real wandb, without a network."""
 
-import http.server
-import json
 import math
 import os
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -62,6 +59,8 @@ def test_an_offline_run_is_described_summed_up_and_has_the_figures_of_ok_records
     run = WandbRun(CONFIG, tmp_path, pytest.fail, **about)
     own = run._run
     assert own.settings.x_disable_stats, "W&B would poll the GPU while it is being timed"
+    if "finish_timeout" in wandb.Settings.model_fields:  # older ones wait for the network without limit
+        assert (own.settings.finish_timeout, own.settings.finish_timeout_raises) == (wandb_run.FINISH_TIMEOUT_S, True)
     own.log, finish, summary = MagicMock(wraps=own.log), own.finish, {}
     expected = summarize(RECORDS)
     own.finish = lambda: (summary.update({key: own.summary[key] for key in expected}), finish())
@@ -144,82 +143,28 @@ def test_without_a_key_a_terminal_is_asked_nothing_and_the_run_goes_on(tmp_path:
     assert went_on == "WENT ON '' True"
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    """The few answers that start a run."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])) or "{}")
-        run = body.get("variables", {}).get("name")
-        bucket = {"id": "1", "name": run, "displayName": run, "config": "{}", "historyLineCount": 0}
-        bucket["project"] = {"id": "1", "name": "swiglu", "entity": {"id": "1", "name": "someone"}}
-        started = body.get("operationName") == "UpsertBucket"
-        answer = json.dumps(
-            {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}} if started else {}}
-        ).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class TestOnline:
-    @pytest.fixture
-    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.ThreadingHTTPServer]:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        monkeypatch.delenv("WANDB_MODE")
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        wandb.teardown()
-        yield server
-        server.shutdown()
-        server.server_close()
-        wandb.teardown()
-
-    def test_an_outage_during_the_run_is_told_once_and_does_not_hang(
-        self, server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        if "finish_timeout" not in wandb.Settings.model_fields:
-            pytest.skip("this wandb waits for the network without limit")
-        monkeypatch.setattr(wandb_run, "FINISH_TIMEOUT_S", 1)
-        monkeypatch.setattr(wandb_run, "charts", lambda records: {})
-        # a table asks the server, and wandb fixes how long: 20 s
-        monkeypatch.setattr(wandb_run, "tables", lambda records: {"rows": len(records)})
-        told: list[str] = []
-        run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
-        assert run.url_or_path.startswith(f"http://127.0.0.1:{server.server_port}/someone/swiglu/runs/")
-        server.shutdown()
-        server.server_close()
-        for record in RECORDS:
-            run.write(record)
-        run.close()
-        (folder,) = tmp_path.glob("wandb/run-*")
-        (line,) = told
-        assert "Timed out finishing run" in line
-        assert line.endswith(f": wandb sync {folder}")
-
-    def test_without_a_network_at_the_start_the_run_is_kept_on_disk(
-        self, server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
-        server.shutdown()
-        server.server_close()
-        monkeypatch.setattr(wandb_run, "START_TIMEOUT_S", 1)
-        told: list[str] = []
-        run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
-        run.write(RECORDS[0])
-        run.close()
-        (line,) = told
-        (folder,) = tmp_path.glob("wandb/offline-run-*")
-        assert "imed out" in line
-        assert line.endswith(f": wandb sync {folder}")
-        assert "\n" not in line
-        assert list(folder.glob("run-*.wandb"))
-        assert capfd.readouterr() == ("", "")
+def test_without_a_network_at_the_start_the_run_is_kept_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setattr(wandb_run, "START_TIMEOUT_S", 1)
+    wandb.teardown()
+    told: list[str] = []
+    run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
+    run.write(RECORDS[0])
+    run.close()
+    wandb.teardown()
+    (line,) = told
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    assert "imed out" in line
+    assert line.endswith(f": wandb sync {folder}")
+    assert "\n" not in line
+    assert list(folder.glob("run-*.wandb"))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_summary() -> None:
