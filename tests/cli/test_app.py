@@ -21,11 +21,6 @@ QUICK = ("--shapes", "24x40", "--tokens", "3,7", "--device", "cpu", "--budget", 
          "--in-process")  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad input must be found before any work starts."""

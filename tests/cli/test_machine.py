@@ -18,11 +18,6 @@ from swiglu_bench.tasks.noise import Pair
 pytestmark = pytest.mark.timed
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def measured(*more: str) -> str:
     ran = swiglu_bench("ceilings", "--device", "cpu", "--dtype", "fp32", *more, width=140)
     assert ran.code == 0

@@ -28,11 +28,6 @@ QUICK = ("--budget", "0.1", "--impl", "eager,eager-packed")
 FILES = {"records.csv", "samples.csv", "checks.csv", "run.json"}
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def user_file() -> Path:
     """Implementations in a user's own file."""

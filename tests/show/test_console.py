@@ -80,22 +80,6 @@ def test_failures_and_what_spoils_figures_end_the_lines_of_a_quiet_run_too(termi
     assert "budget was spent" in second
 
 
-def test_the_table_fills_in_while_it_runs_and_is_printed_before_the_next_begins() -> None:
-    console, output = a_console(terminal=True)
-    writer = ConsoleWriter(console, time_tables, case_count=2)
-    with writer:
-        for count, row in enumerate((a_record(shape="first", implementation="eager"), a_record(shape="first")), 1):
-            writer.write(row)
-            writer._progress.refresh()
-            frame = output.getvalue().rpartition("starting")[2]
-            assert [name in frame for name in ("eager", "mine")] == [True, count == 2]
-        writer.write(a_record(shape="second"))
-        assert "second" not in output.getvalue().rpartition("starting")[0]
-    before = len(output.getvalue())
-    writer.close()
-    assert [output.getvalue()[before:].count(f"{name}  (hidden 24") for name in ("first", "second")] == [0, 1]
-
-
 @pytest.mark.parametrize(("in_any_order", "tables"), [(False, ["a", "b", "a"]), (True, ["a", "b"])])
 def test_rows_in_any_order_make_one_table_for_each_shape(in_any_order: bool, tables: list[str]) -> None:
     def spy(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
