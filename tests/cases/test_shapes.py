@@ -72,10 +72,7 @@ def test_random_layers_are_those_of_the_seed() -> None:
     many = load_shapes("random:1000", seed=1)
     assert many[:4] == first == dense_shapes("random:4", "tune", 1) != load_shapes("random:4", seed=2)
     assert len({(shape.hidden, shape.intermediate) for shape in many}) == 1000
-    assert {shape.hidden % 64 for shape in many[::2]} == {shape.intermediate % 64 for shape in many[::2]} == {0}
-    assert {shape.hidden % 16 for shape in many[1::2]} == {shape.intermediate % 16 for shape in many[1::2]} == {8}
     assert all(2048 <= shape.hidden <= 8200 and 768 <= shape.intermediate <= 28680 for shape in many)
-    assert 1 <= min(shape.tokens for shape in many)[0] < 16 < 4096 < max(shape.tokens for shape in many)[0] <= 16384
     assert [shape.tokens for shape in with_tokens(load_shapes("smoke,random:1", 1), [5])] == [(5,), (1655,)]
 
     for text in ("random", "random:", "random:0", "random:-3", "random:many", "random:10001"):

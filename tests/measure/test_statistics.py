@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiglu_bench.measure import statistics
-from swiglu_bench.measure.statistics import (
-    Interval,
-    Verdict,
-    detectable,
-    median_interval,
-    noise_interval,
-    ratio_interval,
-)
+from swiglu_bench.measure.statistics import Interval, Verdict, median_interval, noise_interval, ratio_interval
 
 times = st.floats(min_value=1e-3, max_value=1e3)
 
@@ -79,7 +72,7 @@ def test_verdicts(interval: Interval, noise: float, expected: Verdict) -> None:
 
 @given(st.floats(0.99, 1.01), st.floats(0.0001, 0.01), st.floats(0.0, 0.01))
 def test_what_is_detectable_gets_a_verdict_and_less_does_not(middle: float, half: float, noise: float) -> None:
-    least = detectable(Interval(middle, middle - half, middle + half), noise)
+    least = statistics.detectable(Interval(middle, middle - half, middle + half), noise)
 
     def at(factor: float) -> Verdict:
         return statistics.verdict(Interval(middle * factor, (middle - half) * factor, (middle + half) * factor), noise)
