@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from reported import COMMITTED, IN_A_CHECKOUT, a_memory, a_run, audited, awkward, awkward_rows, timed, trained, write
+from reported import COMMITTED, IN_A_CHECKOUT, a_memory, a_run, awkward, awkward_rows, timed, write
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import Record
-from swiglu_bench.show.sections import Section, by_work, load, only, remarks, sections
+from swiglu_bench.show.sections import Section, by_work, load, remarks, sections
 
 
 def test_a_folder_and_its_csv_are_the_same_rows_and_the_last_of_a_case_on_each_machine_counts(tmp_path: Path) -> None:
@@ -33,17 +33,6 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     (write(tmp_path, timed("a", 1, 0.9)) / "run.json").write_text("[", encoding="utf-8")
     with pytest.raises(BadInput, match=r"run.json cannot be read"):
         load(tmp_path)
-
-
-def test_only_some_implementations(tmp_path: Path) -> None:
-    runs = [load(trained(tmp_path / "train")), load(awkward(tmp_path / "run")), load(audited(tmp_path / "audit"))]
-    (kept,) = only(runs, ["ea*", "slow"])[1:]
-    assert {row.implementation for row in kept.records} == {"eager", "slow"}
-    training = only(runs, ["lev*", "frozen"])[0]
-    assert [row.implementation for row in training.summaries] == ["level", "frozen"]
-    assert [run.label for run in only(runs, ["slow"])] == ["run"]
-    with pytest.raises(BadInput, match=r"--impl: no row of these runs is of 'eagr'; did you mean eager"):
-        only(runs, ["eagr"])
 
 
 def section_of(*rows: Record) -> Section:
