@@ -153,9 +153,6 @@ def test_the_documents_show_commands_of_every_way() -> None:
     assert not [words for words, _ in WAYS if not any(is_about(words, arguments) for arguments in documented())]
 
 
-# Python
-
-
 def python_blocks() -> list[Any]:
     return [
         pytest.param(text, id=f"{document.name}:{line}")

@@ -2,15 +2,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from specimens import result_or_complaint
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.options import SweepOptions, TimingOptions, VerifyOptions
 from swiglu_bench.request import REGIMES, Request, requested
@@ -26,23 +23,6 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(command: str = "forward", options: SweepOptions | None = None, **more: Any) -> Request:
     with requested(command, options or TimingOptions(**more), Console(), "swiglu-bench x") as found:
         return found
-
-
-names = st.sampled_from([one.name for one in CATALOGUE])
-patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[!x]*", "?", "a.py:b", ".py:", ","]))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
-def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
-    options = SweepOptions(impl=wanted, skip_impl=unwanted, in_process=True)
-    baselines = [] if baseline is None else [baseline]
-    chosen = result_or_complaint(lambda: request.implementations_of(options, baselines=baselines))
-    if isinstance(chosen, BadInput):
-        assert str(chosen).endswith((".", "?"))
-    else:
-        assert chosen
-        assert len({one.name for one in chosen}) == len(chosen)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +110,3 @@ def test_experts_have_the_precisions_that_grouped_products_are_made_for() -> Non
     every = found("verify", VerifyOptions(precision="fp8-rowwise,fp8-blockwise"))
     dense = {(scope, f"fp8-{kind}wise") for scope in ("glu", "mlp") for kind in ("row", "block")}
     assert every == dense | {("experts", "fp8-rowwise")}
-
-
-def test_tables_of_a_dense_block_do_not_list_what_is_for_experts_and_the_other_way_round() -> None:
-    def chosen(**options: Any) -> set[str]:
-        return {known.name for known in asked(**options).implementations}
-
-    assert {"eager", "fused"} <= chosen()
-    assert max(len(chosen(scope=scope)) for scope in Scope) <= 9, "more than eight or nine cannot be read at once"
-    assert "fused" not in chosen(scope="mlp")
-    assert "fused-mlp-recompute" in chosen(scope="mlp", baseline="fused-mlp-recompute")
-    assert chosen() & chosen(scope="experts") == {"eager"}
-    assert chosen(impl=["grouped"]) == {"eager", "grouped"}, "asked for by name, its row says why"

@@ -5,18 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specimens import small_case
 
+from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import BIASES, Case, Dtype, Extras, Mode, Scope, Shape, tensors
-from swiglu_bench.cases.costs import (
-    Footprint,
-    contender_bytes,
-    flops,
-    judge_bytes,
-    min_bytes,
-    predicted_memory,
-    products,
-    products_by_kind,
-    tensor_elements,
-)  # fmt: skip
+from swiglu_bench.cases.costs import contender_bytes, flops, judge_bytes, min_bytes, products, tensor_elements
 
 T, H, I = 7, 24, 40  # noqa: E741 -- tokens, hidden, intermediate of small_case, as the formulae name them
 
@@ -51,7 +42,7 @@ def test_experts_count_every_token_s_experts_and_read_the_weights_of_those_in_us
     everything, gate = tensors(Scope.EXPERTS), 200 * I  # top 2 of 5
     assert flops(forward, ()) == 6 * 200 * H * I + 5 * gate
     assert flops(step, everything) == 18 * 200 * H * I + 17 * gate
-    of_rows, of_weights = products_by_kind(step, everything)
+    of_rows, of_weights = costs.products_by_kind(step, everything)
     assert products(step, everything) == of_rows + of_weights
     assert {k for _, _, k in of_weights} == {m for m, _, _ in of_rows} == {200}
     read, weights = 2 * 100 * H + 2 * 200, 3 * I * H
@@ -86,10 +77,10 @@ def test_fewest_bytes(dtype: Dtype) -> None:
 
 
 def test_predicted_memory_is_the_largest_phase() -> None:
-    footprint = Footprint(saved=3, phases=((6, 0, 0), (4, 1, 1), (2, 2, 2)))
+    footprint = costs.Footprint(saved=3, phases=((6, 0, 0), (4, 1, 1), (2, 2, 2)))
     few, many = small_case(tokens=1), small_case(tokens=1000, dtype=Dtype.BFLOAT16)
-    assert predicted_memory(few, footprint) == (3 * I * 4, (2 * I + 2 * H + 2 * I * H) * 4)
-    assert predicted_memory(many, footprint) == (3 * 1000 * I * 2, 6 * 1000 * I * 2)
+    assert costs.predicted_memory(few, footprint) == (3 * I * 4, (2 * I + 2 * H + 2 * I * H) * 4)
+    assert costs.predicted_memory(many, footprint) == (3 * 1000 * I * 2, 6 * 1000 * I * 2)
 
 
 sizes = st.integers(min_value=1, max_value=10**6)

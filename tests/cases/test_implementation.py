@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import importlib.metadata
 import importlib.util
 import platform
@@ -9,7 +8,6 @@ import types
 import pytest
 from specimens import small_case
 
-from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 
@@ -17,17 +15,6 @@ from swiglu_bench.cases.implementation import Implementation, Step, implementati
 def dummy(name: str, **fields: object) -> Implementation:
     declare = implementation(name, scopes=["glu"], description="does nothing", **fields)  # type: ignore[arg-type]
     return declare(lambda problem: Step(lambda x: x))
-
-
-def test_the_decorator_keeps_what_it_is_given() -> None:
-    def build(problem: object) -> Step:
-        return Step(lambda x: x)
-
-    declare = implementation("mine", scopes=["mlp", Scope.GLU], description="d", dtypes=["float32"], gpus=[9])
-    one = declare(functools.partial(build))
-    assert (one.name, one.description, one.scopes) == ("mine", "d", {Scope.GLU, Scope.MLP})
-    assert (one.dtypes, one.gpus, one.source, one.file) == ({Dtype.FLOAT32}, (9,), __name__, __file__)
-    assert one.declared() == dataclasses.replace(one, build=one.declared().build) != one
 
 
 @pytest.mark.parametrize("name", ["eager (twin 1)", "bare products 0", "../../escapes", "", "a" * 65])
@@ -49,9 +36,6 @@ def test_cases_that_it_refuses(declared: dict[str, object], reason: str | None) 
     """The case is float32, glu, 24 x 40."""
     one = dataclasses.replace(dummy("one"), **declared)  # type: ignore[arg-type]
     assert one.refuses(small_case()) == reason
-
-
-# Availability
 
 
 @pytest.fixture

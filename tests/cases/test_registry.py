@@ -32,9 +32,6 @@ def dummy(name: str) -> Implementation:
     return implementation(name, scopes=["glu"], description="does nothing")(lambda problem: Step(lambda x: x))
 
 
-# select
-
-
 @pytest.mark.parametrize(
     ("wanted", "unwanted", "chosen"),
     [
@@ -72,9 +69,6 @@ def test_two_of_one_name_are_refused(user_file: Path, tmp_path: Path) -> None:
     assert "there is no file" in complaint(CATALOGUE, [f"{tmp_path}/gone.py:mine"])
 
 
-# Files
-
-
 def test_a_file_names_an_implementation_or_its_variable(tmp_path: Path) -> None:
     """And its dataclasses find their module."""
     path = tmp_path / "two.py"
@@ -102,9 +96,6 @@ def test_a_file_names_an_implementation_or_its_variable(tmp_path: Path) -> None:
 def test_a_file_without_an_implementation(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "broken.py").write_text(text, encoding="utf-8")
     assert expected in complaint(CATALOGUE, [f"{tmp_path / 'broken.py'}:x"])
-
-
-# Entry points
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
 complaint = partial(refused, load_shapes)
 
 
-# The files of configs/
-
-
 def test_every_config_loads_and_states_its_source() -> None:
     for config in all_configs():
         assert len(config.content.source.split()) >= 3, "a source is a phrase that lets a reader check the numbers"
@@ -35,9 +32,6 @@ def test_every_config_loads_and_states_its_source() -> None:
     assert {"smoke", "odd", "tokens", "models", "llama7b"} <= set(config_names())
     (odd,) = load_shapes("odd")
     assert all(size % divisor for size in (odd.hidden, odd.intermediate) for divisor in (2, 3, 5, 7, 8, 16))
-
-
-# Names in --shapes
 
 
 def test_names_of_several_kinds(tmp_path: Path) -> None:
@@ -70,12 +64,6 @@ def test_an_unknown_name_gets_near_matches(text: str, offered: str) -> None:
     assert offered in message
 
 
-@given(st.text())
-def test_any_text_is_shapes_or_bad_input(text: str) -> None:
-    loaded = result_or_complaint(lambda: load_shapes(text))
-    assert isinstance(loaded, BadInput) or all(shape.hidden > 0 and shape.intermediate > 0 for shape in loaded)
-
-
 def test_random_layers_are_those_of_the_seed() -> None:
     first = load_shapes("random:4", seed=1)
     assert [(shape.name, shape.tokens) for shape in first] == [
@@ -84,17 +72,12 @@ def test_random_layers_are_those_of_the_seed() -> None:
     many = load_shapes("random:1000", seed=1)
     assert many[:4] == first == dense_shapes("random:4", "tune", 1) != load_shapes("random:4", seed=2)
     assert len({(shape.hidden, shape.intermediate) for shape in many}) == 1000
-    assert {shape.hidden % 64 for shape in many[::2]} == {shape.intermediate % 64 for shape in many[::2]} == {0}
-    assert {shape.hidden % 16 for shape in many[1::2]} == {shape.intermediate % 16 for shape in many[1::2]} == {8}
     assert all(2048 <= shape.hidden <= 8200 and 768 <= shape.intermediate <= 28680 for shape in many)
-    assert 1 <= min(shape.tokens for shape in many)[0] < 16 < 4096 < max(shape.tokens for shape in many)[0] <= 16384
     assert [shape.tokens for shape in with_tokens(load_shapes("smoke,random:1", 1), [5])] == [(5,), (1655,)]
 
     for text in ("random", "random:", "random:0", "random:-3", "random:many", "random:10001"):
         assert complaint(f"smoke,{text}").startswith(f"--shapes: {text!r} does not say how many layers to draw")
 
-
-# Files of users
 
 GOOD = "hidden: 8\nintermediate: 16\nsource: made up\n"
 

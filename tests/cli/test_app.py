@@ -21,11 +21,6 @@ QUICK = ("--shapes", "24x40", "--tokens", "3,7", "--device", "cpu", "--budget", 
          "--in-process")  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad input must be found before any work starts."""
@@ -83,9 +78,6 @@ def test_what_the_parser_refuses_exits_2_too() -> None:
         ran = swiglu_bench(*line.split())
         assert (ran.code, ran.out) == (2, "")
         assert words in " ".join(ran.err.split())
-
-
-# Ctrl-C
 
 
 def test_an_interruption_before_the_work_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,16 +45,11 @@ def test_both_tables_the_files_and_every_reason(model: Path, tmp_path: Path) -> 
     result = train(model, "--out", out, "--seeds", "1", "--steps", "8", "--impl", "eager-packed,fused,liger")
     assert result.code == 0, result.err
     text = " ".join(result.out.split())
-    for part in (
-        "MNIST from", "blocks 16x24, 16 tokens a step, 8 steps, float32", "Does it learn the same?", "eager, permuted",
-        "Is it faster?", "Where time and memory go", "eager-packed, seed 0: step 8/8, loss",
-        "skipped: liger, fused: Its Triton kernels need a GPU; --interpret",
-    ):  # fmt: skip
-        assert part in text, part
+    assert "eager-packed, seed 0: step 8/8, loss" in text
+    assert "skipped: liger, fused: Its Triton kernels need a GPU; --interpret" in text
     if importlib.util.find_spec("vl_convert"):
         assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert (out / "curves.svg").read_bytes().startswith(b"<svg")
-    assert f"Curves: {out / 'curves.png'}" in text or "No picture of the curves: " in text
     rows = {row["implementation"]: row for row in csv.DictReader((out / "summary.csv").open())}
     assert list(rows) == ["eager", "eager, permuted", "eager-packed", "liger", "fused"]
     assert rows["fused"]["status"] == "skipped"
@@ -78,9 +73,6 @@ def test_blocks_in_fp8_train_beside_bf16(model: Path, tmp_path: Path) -> None:
     mine = {name: float(rows["fp8-reference"][name]) for name in ("difference_low", "difference", "difference_high")}
     assert sorted(mine.values()) == list(mine.values())
     assert mine["difference"] != 0
-    assert "±" in next(
-        line for line in swiglu_bench("show", out, width=140).out.splitlines() if "fp8-reference" in line
-    )
 
 
 def test_the_interpreter_trains_and_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,10 +244,6 @@ def test_what_the_memory_does_not_hold_is_refused_before_anything_starts(monkeyp
 @needs_distributed
 def test_a_dry_run_of_tp_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: pytest.fail("processes were started"))
-    ran = split("--gpus", "1,2", "--dry-run")
-    assert ran.code == 0
-    for part in ("ranks", "16x32", "MiB"):
-        assert part in ran.out
     plan = json.loads(split("--gpus", "1,2", "--dry-run", "--format", "json").out)
     assert (plan["kind"], [row["ranks"] for row in plan["rows"]]) == ("plan", [1, 1, 2, 2])
 

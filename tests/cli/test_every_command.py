@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 
 from command_line import parser, swiglu_bench
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from reported import write
 from specimens import a_record
 
@@ -21,6 +23,7 @@ from swiglu_bench import loop
 from swiglu_bench.cli import app, check
 from swiglu_bench.cli.ends import INTERRUPTED
 from swiglu_bench.machine import ceilings_cache, doctor, machine
+from swiglu_bench.options import COMMANDS as SWEEPS
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import charts, page
 from swiglu_bench.tasks import noise
@@ -37,7 +40,7 @@ BAD = ("", "-1", "nan", "9" * 30, "no\0where", "\udc80")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is accepted comes to an end at once."""
     this = machine.describe(machine.find_device("cpu"))
     monkeypatch.setattr(machine, "describe", lambda device: this)
@@ -59,7 +62,6 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
     monkeypatch.setattr("swiglu_bench.show.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
     monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -166,3 +168,28 @@ def test_files_that_are_not_what_was_asked_for(command: str, run: str, tmp_path:
             for option in {"--shapes", "--workload"} & set(options(command)):
                 ran = swiglu_bench(*usual(command, run), option, str(file))
                 assert ran.complaint, (option, ending, text, ran.err)
+
+
+WORDS = "- -- , 0 -1 1 1k 1e9 nan inf smoke 24x40 0x0 ../x a/b.yaml / x:y fp32 bf16 glu mlp,glu eager fuse* [ x.py:y"
+OPTIONS = (
+    "--shapes --tokens --dtype --scope --impl --skip-impl --seed --device --baseline --budget --l2 --out --timeout "
+    "--wandb-project --what -h --help --resume --force --no-csv --csv --dry-run --in-process --no-wait --wait --version"
+)
+words = st.one_of(st.text(max_size=12), st.sampled_from([*WORDS.split(), "", "cuda:9", "cold", "\0", "\udc80", "é"]))
+names = st.sampled_from(OPTIONS.split())
+pieces = st.one_of(names, words, st.tuples(names, words).map("=".join))
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([*SWEEPS, "inspekt", ""]), st.lists(pieces, max_size=6))
+@example("forward", ["--out", "x", "--resume"])
+@example("forward", ["--out", "\0"])
+@example("forward", ["--shapes", "\0.yaml"])
+@example("forward", ["--impl", "\0.py:x"])
+@example("verify", ["--out", ""])
+@example("forward", ["--budget", "nan"])
+@example("forward", ["--timeout", "nan"])
+@example("forward", ["--seed", "9" * 30])
+@example("forward", ["--impl", "eager", "--out", "x" * 300])
+def test_any_command_line(command: str, arguments: list[str]) -> None:
+    assert swiglu_bench(command, "--device", "cpu", *arguments).code in {0, 1, 2, 130}

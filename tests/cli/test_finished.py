@@ -50,9 +50,6 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "forward", *rows, **about)
 
 
-# compare
-
-
 def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
     before = write(tmp_path / "a", a_record(ratio=0.8, ratio_low=0.79, ratio_high=0.81))
     worse = write(tmp_path / "b", a_record(ratio=0.9, ratio_low=0.89, ratio_high=0.91))
@@ -97,11 +94,8 @@ def test_bad_input_is_one_sentence(forward: Path, line: str, words: str) -> None
     assert (forward / "records.csv").read_bytes() == before
 
 
-def test_a_name_is_compared_with_the_newest_run_of_its_command(
-    forward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_compared_with_the_newest_run_of_its_command(forward: Path, tmp_path: Path) -> None:
     """Not with that of another command, nor with one that was interrupted before its first row."""
-    monkeypatch.chdir(tmp_path)
     run_folder.save_baseline("main", "forward", forward)
     assert "no run of forward below results/" in swiglu_bench("compare", "main").complaint
     assert swiglu_bench("compare", "mian").complaint.endswith("did you mean main.")
@@ -115,17 +109,6 @@ def test_a_name_is_compared_with_the_newest_run_of_its_command(
     rows = tmp_path / "results/another/records.csv"
     rows.write_text(rows.read_text(encoding="utf-8").replace("swiglu-bench forward", "swiglu-bench step"))
     assert parsed("compare", "main")["after"] == "results/forward"
-
-
-# history
-
-
-@pytest.mark.parametrize("command", ["step-mlp", "memory-mlp", "forward-narrow"])
-def test_every_committed_run_can_be_shown(command: str) -> None:
-    result = swiglu_bench("show", RESULTS / command, width=60)
-    assert result.code == 0
-    assert result.out.startswith(("llama7b", "deepseek"))
-    assert all(len(line) <= 60 for line in result.out.splitlines())
 
 
 def test_rows_are_sorted_by_a_figure(forward: Path) -> None:
@@ -144,14 +127,6 @@ def test_a_pivot_has_a_column_for_each_token_count(forward: Path) -> None:
     assert head == "| shape | scope | mode | dtype | implementation | 1 | 8192 |"
     assert row == "| small | glu | forward | float32 | fused | 0.8 | 0.8 |"
     assert "No row has peak_bytes." in swiglu_bench(*chosen, "peak_bytes").out
-
-
-def test_ratios_to_another_baseline(forward: Path) -> None:
-    told = parsed("show", forward, "--baseline", "liger", "--impl", "fused,liger", "--tokens", "8k")
-    rows = {row["implementation"]: row for row in told["rows"]}
-    assert list(rows) == ["liger", "fused"]
-    assert (rows["liger"]["ratio"], rows["fused"]["baseline"], rows["fused"]["verdict"]) == (1.0, "liger", "faster")
-    assert rows["fused"]["ratio_low"] <= rows["fused"]["ratio"] <= rows["fused"]["ratio_high"] < 1
 
 
 def test_rows_for_programs(tmp_path: Path, forward: Path) -> None:
@@ -181,7 +156,7 @@ def test_a_training_is_shown_as_it_was_printed(tmp_path: Path) -> None:
     assert "has no rounds to compute other ratios from" in swiglu_bench("show", folder, "--baseline", "level").complaint
     names = [row["implementation"] for row in lines("show", folder, "--pivot", "final_loss", "--sort", "ratio")]
     assert names[:3] == ["frozen", EVIL, "level"]
-    swiglu_bench("compare", folder, folder)
+    assert swiglu_bench("compare", folder, folder).code in {0, 3}
 
 
 def test_what_tp_wrote_is_shown_and_compared_like_other_runs() -> None:
@@ -192,13 +167,9 @@ def test_what_tp_wrote_is_shown_and_compared_like_other_runs() -> None:
     assert (told["kind"], [row["ranks"] for row in told["rows"]]) == ("tp", [4, 4])
     rebased = parsed("show", *chosen, "--scope", "mlp-tp4", "--baseline", "liger")["rows"]
     assert [row["ratio"] == 1 for row in rebased] == [False, True]
-    assert swiglu_bench("show", *chosen, "--scope", "mlp-tp4", "--baseline", "liger").code == 0
     (row, *_) = lines("show", *chosen, "--pivot", "efficiency")
     assert 0 < float(row["1024"]) <= 1.1
     assert parsed("compare", chosen[0], *chosen)["outcome"] in {"fine", "cannot tell"}
-
-
-# history
 
 
 def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
@@ -208,12 +179,8 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     (write(tmp_path / "broken", a_record()) / "run.json").write_text("[")
     trained(tmp_path / "train")
     (trained(tmp_path / "cut") / "summary.csv").unlink()
-    shown = swiglu_bench("history", tmp_path).out
-    assert [line.split()[0] for line in shown.splitlines() if line.startswith(" 202")] == [
-        "2026-01-01", "2025-02-01", "2025-01-01",
-    ]  # fmt: skip
-    for words in ("1 ok, 1 failed", "5 ok", "not read: ", "cut is a training run that has not ended"):
-        assert words in " ".join(shown.split())
+    shown = " ".join(swiglu_bench("history", tmp_path).out.split())
+    assert all(words in shown for words in ("1 ok, 1 failed", "not read: ", "cut is a training run that has not ended"))
     rows = parsed("history", tmp_path)["rows"]
     assert [Path(row["folder"]).name for row in rows] == ["train", "new", "old", "broken", "cut"]
     training, _, old, *unread = rows
@@ -225,56 +192,43 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert (row["command"], row["scopes"]) == ("train", "model")
 
 
-# publish
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """What opens a run at W&B."""
+    begin = MagicMock()
+    begin.return_value.configure_mock(url_or_path="https://a", place="https://a", upload="", failed=False)
+    monkeypatch.setattr("swiglu_bench.show.wandb_run.WandbRun", begin)
+    return begin
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_finished_run_is_sent(forward: Path, monkeypatch: pytest.MonkeyPatch, failed: bool) -> None:
-    begin = MagicMock()
-    run = begin.return_value
-    run.url_or_path = run.place = "https://wandb.example/run"
-    run.upload, run.failed = "", failed
-    monkeypatch.setattr("swiglu_bench.show.wandb_run.WandbRun", begin)
+def test_a_finished_run_is_sent(forward: Path, begin: MagicMock, failed: bool) -> None:
+    begin.return_value.failed = failed
     result = swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
-    assert (result.code, result.out) == (int(failed), "W&B: https://wandb.example/run\n")
-    assert run.write.call_count == 6
-    told = json.loads(swiglu_bench("publish", forward, "--format", "json").out)
-    assert (told["kind"], told["failed"], told["rows_sent"]) == ("publication", failed, 6)
-    assert (told["url_or_path"], told["upload"]) == ("https://wandb.example/run", "")
-    begin.reset_mock()
-    swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
-    run.close.assert_called_once()
+    assert (result.code, result.out) == (int(failed), "W&B: https://a\n")
+    assert begin.return_value.write.call_count == 6
+    begin.return_value.close.assert_called_once()
     told = begin.call_args.kwargs
     assert (told["name"], told["tags"]) == ("forward cpu", ["forward", "cpu", "a", "b"])
     assert (told["entity"], told["run_id"], told["group"]) == ("team", "x", "forward")
     assert told["config"]["machine"]["device"] == "A GPU"
 
 
-@pytest.mark.parametrize("which", ["training", "tp"])
+@pytest.mark.parametrize(("which", "rows", "steps"), [("training", 6, 5 * 2 * 4), ("tp", 144, 0)])
 def test_trainings_and_several_gpus_are_sent_like_other_runs(
-    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    which: str, rows: int, steps: int, tmp_path: Path, begin: MagicMock
 ) -> None:
-    begin = MagicMock()
-    begin.return_value.url_or_path = begin.return_value.upload = ""
-    begin.return_value.failed = False
-    monkeypatch.setattr("swiglu_bench.show.wandb_run.WandbRun", begin)
-    run = trained(tmp_path / "run") if which == "training" else RESULTS / "tp/llama3-70b"
-    told = json.loads(swiglu_bench("publish", run, "--format", "json").out)
-    assert told["rows_sent"] == begin.return_value.write.call_count == (6 if which == "training" else 144)
-    assert begin.return_value.step.call_count == (5 * 2 * 4 if which == "training" else 0)
-
-
-# recommend
+    told = parsed("publish", trained(tmp_path / "run") if which == "training" else RESULTS / "tp/llama3-70b")
+    assert [told[name] for name in ("kind", "failed", "url_or_path")] == ["publication", False, "https://a"]
+    assert told["rows_sent"] == begin.return_value.write.call_count == rows
+    assert begin.return_value.step.call_count == steps
 
 
 TRAINING = ("--run", RESULTS / "step-mlp", "--run", RESULTS / "memory-mlp", "--tokens", "8k")
 
 
 def test_a_recommendation_from_a_run() -> None:
-    result = swiglu_bench("recommend", *TRAINING)
-    assert result.code == 0
-    for words in ("fused-mlp-auto", "patch_model(model)", " MiB", "longer"):
-        assert words in result.out, words
+    assert "fused-mlp-auto" in swiglu_bench("recommend", *TRAINING).out
     told = parsed("recommend", *TRAINING, "--max-memory", "600MiB")
     (row,) = told["rows"]
     assert (row["peak_is_measured"], row["excluded"]["fused-mlp-auto"]) == (True, "peak 730.0 MiB")
@@ -285,8 +239,7 @@ def test_a_recommendation_from_a_run() -> None:
     assert swiglu_bench("recommend", *TRAINING, "--max-memory", "1MiB").code == 1
 
 
-def test_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_measured_now(tmp_path: Path) -> None:
     result = swiglu_bench(
         "recommend", "--shapes", "24x40", "--tokens", "3", "--impl", "eager,eager-packed", "--device", "cpu",
         "--budget", "0.1", "--max-memory", "1GiB", "--in-process", "--format", "json",
@@ -299,25 +252,18 @@ def test_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# report
-
-
-def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page(tmp_path: Path) -> None:
     pytest.importorskip("altair", reason="the extra `report` is not installed")
     checked = {"command": "verify", "time_ms": None}
     write(tmp_path / "runs" / "run", a_record(**checked), a_record(**checked, implementation="b"))
     audited(tmp_path / "runs" / "audit")
-    monkeypatch.chdir(tmp_path)
     assert "Report: report.html" in swiglu_bench("report", "runs").out
-    text = Path("report.html").read_text(encoding="utf-8")
-    assert "Contract matrix" in text
-    assert "swiglu-bench report runs" in text
+    assert "Contract matrix" in Path("report.html").read_text(encoding="utf-8")
     told = parsed("report", "runs")
     assert (told["kind"], told["page"], len(told["runs"])) == ("report", "report.html", 2)
     assert "mine" in swiglu_bench("report", "runs", "--impl", "mine,none*").complaint
     assert swiglu_bench("report", "runs", "--impl", "mine").code == 0, "over the page that was there"
     assert "Contract matrix" not in Path("report.html").read_text(encoding="utf-8")
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_pictures(tmp_path: Path) -> None:
@@ -333,9 +279,6 @@ def test_pictures(tmp_path: Path) -> None:
         names = [f"run-glu-verify-float32-error.{form}", f"train-curves.{form}"]
         assert sorted(path.name for path in folder.iterdir()) == names
     assert (folders["png"] / "train-curves.png").read_bytes().startswith(b"\x89PNG")
-    errors, curves = (path.read_text(encoding="utf-8") for path in sorted(folders["svg"].iterdir()))
-    assert "How precise, compared with eager?" in errors
-    assert "#0d1117" in errors
-    assert "below: without frozen" in curves
+    assert "below: without frozen" in (folders["svg"] / "train-curves.svg").read_text(encoding="utf-8")
     said = swiglu_bench("report", runs[-1], "--svg", tmp_path / "none", "--impl", "absent").out
     assert "no train-curves: Nothing was trained to the end" in said

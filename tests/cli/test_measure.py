@@ -28,11 +28,6 @@ QUICK = ("--budget", "0.1", "--impl", "eager,eager-packed")
 FILES = {"records.csv", "samples.csv", "checks.csv", "run.json"}
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def user_file() -> Path:
     """Implementations in a user's own file."""
@@ -42,9 +37,6 @@ def user_file() -> Path:
 def records(folder: str | Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = run_folder.frame_of(run_folder.read_rows(Path(folder))).to_dict("records")
     return rows
-
-
-# Files
 
 
 def test_a_timing_run_leaves_its_rows_and_samples() -> None:
@@ -60,11 +52,8 @@ def test_a_timing_run_leaves_its_rows_and_samples() -> None:
     for row in rows:
         assert (row["mode"], row["status"], row["dtype"], row["baseline"]) == ("forward", "ok", "float32", "eager")
         assert min(row["time_ms"], row["ratio"]) > 0
-        line = f"24x40 {row['scope']} forward float32 tokens={row['tokens']} {row['implementation']}: ok, "
-        assert line in ran.out
     samples = (folder / "samples.csv").read_text(encoding="utf-8").splitlines()
     assert len(samples) == 1 + sum(row["rounds"] for row in rows)
-    assert ran.out.rstrip().endswith(f"Rows, samples and machine: {folder}")
 
 
 READ: dict[str, Callable[[str], Any]] = {
@@ -140,9 +129,6 @@ def test_memory_resumed_quiet_and_into_the_same_folder() -> None:
     assert row["run_id"] != first[0]["run_id"]
 
 
-# Which implementations
-
-
 @pytest.mark.parametrize(
     ("scope", "impl"),
     [("activation", "silu-mul,unsloth,liger"), ("glu", "fused*,unsloth"), ("mlp", "fused-mlp*,unsloth")],
@@ -191,13 +177,11 @@ def test_what_fails_exits_1_and_the_others_are_measured(
             assert f"{name}: {status}: " in ran.err or status == "skipped"
 
 
-# --dry-run
-
-
 @pytest.mark.parametrize(
     ("line", "cases", "words"),
     [
         ("step --shapes 24x40 --tokens 3,7 --scope glu,mlp --dtype fp32,bf16 --impl eager*", 8, "eager, eager-packed"),
+        ("forward --shapes 24x40 --tokens 3,1000000000", 2, "yes no"),
         ("verify --tokens 5", 21, "smoke odd activation glu mlp experts float32 float16 bfloat16"),
     ],
 )
@@ -211,4 +195,4 @@ def test_a_dry_run_prints_the_cases_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
     told = json.loads(swiglu_bench(*line.split(), "--device", "cpu", "--dry-run", "--format", "json").out)
     assert (told["kind"], len(told["rows"])) == ("plan", cases)
-    assert all(row["needed_bytes"] > 0 for row in told["rows"])
+    assert all(row["needed_bytes"] > 0 and row["fits"] == (row["tokens"] < 10**9) for row in told["rows"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swiglu_bench.machine import ceilings_cache, machine
-from swiglu_bench.machine.ceilings_cache import FRESH, Limits, bare_products, ceilings, copy_gbps, matmul_tflops
+from swiglu_bench.machine.ceilings_cache import FRESH, Limits, bare_products, copy_gbps, matmul_tflops
 from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.clock import CpuClock, Sample, make_clock
 from swiglu_bench.rows.record import Load
@@ -120,17 +120,6 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path: Path, me
     assert [limits(tmp_path / "missing" / "deeper").copy().value for _ in range(2)] == [13.0, 13.0]
 
 
-def test_sweeps_get_the_default_rates_and_the_older_s_time(measured: list[str]) -> None:
-    found, again = (ceilings(THIS, CPU, torch.float32, CpuClock()) for _ in range(2))
-    assert found == again
-    assert measured == ["copy", "product"]
-    assert (found.copy_gbps, found.matmul_tflops) == (11.0, 12.0)
-    assert found.measured_at.endswith("Z")
-
-
-# Measured
-
-
 class SteadyClock(CpuClock):
     """Every call takes half a millisecond, and every fifth sample is interrupted."""
 
@@ -149,16 +138,6 @@ def test_rates_count_bytes_read_and_written_and_two_operations_a_term_and_ignore
     assert clock.results[0].nbytes == 2**16
     rate = matmul_tflops(CPU, torch.bfloat16, SteadyClock(), 32, 16, 8)
     assert rate == pytest.approx(2 * 32 * 16 * 8 / 0.5e-3 / 1e12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bare_products_have_the_sizes_and_the_type_asked_for(dtype: torch.dtype) -> None:
-    sizes = [(3, 4, 5), (1, 2, 6), (7, 7, 1)]
-    results = bare_products(sizes, CPU, dtype)()
-    assert [tuple(result.shape) for result in results] == [(m, n) for m, n, _ in sizes]
-    assert all(result.dtype == dtype and not result.requires_grad for result in results)
-    first, second = bare_products([(8, 8, 8), (8, 8, 8)], CPU, dtype)()
-    assert not torch.equal(first, second), "a second product that finds its operand in the cache would be too fast"
 
 
 @pytest.mark.parametrize(

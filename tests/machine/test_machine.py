@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +16,6 @@ from swiglu_bench.machine.machine import Machine, describe, find_device, free_me
 
 CPU = torch.device("cpu")
 THIS = describe(CPU)
-
-# --device
 
 
 @pytest.mark.parametrize(
@@ -44,9 +41,6 @@ def test_devices_that_do_not_exist(monkeypatch: pytest.MonkeyPatch, count: int, 
     with pytest.raises(BadInput, match=words) as caught:
         find_device(text)
     assert text in str(caught.value)
-
-
-# What is known of a machine
 
 
 def test_a_cpu_is_described() -> None:
@@ -98,38 +92,19 @@ def test_a_package_beside_an_installed_one_is_the_one_that_is_named(
     assert (usual == "99.1", machine.installed("numpy")) == (False, "99.1")
 
 
-def test_versions_without_package_git_or_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise FileNotFoundError("git")
-
-    assert machine.installed("surely-not-installed") == ""
-    monkeypatch.setattr(subprocess, "run", fail)
-    assert machine._own_version() == __version__
-    monkeypatch.undo()
-    monkeypatch.setattr(machine, "__file__", str(tmp_path / "swiglu_bench" / "machine" / "machine.py"))
-    assert machine._own_version() == __version__
-
-
-# Memory
-
-
 def test_a_system_with_and_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> str:
         raise FileNotFoundError(path)
 
     assert 0 < free_memory_bytes(CPU) == pytest.approx(host_memory_bytes(available=True), rel=0.5)
     assert host_memory_bytes(available=True) <= host_memory_bytes()
-    text = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:    9000 kB\nmodel name\t: A CPU\n"
+    text = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:    9000 kB\n"
     monkeypatch.setattr(Path, "read_text", lambda path: text)
     assert (host_memory_bytes(), host_memory_bytes(available=True)) == (16000 * 1024, 9000 * 1024)
-    assert machine._cpu_name() == "A CPU"
     monkeypatch.setattr(Path, "read_text", fail)
     assert host_memory_bytes() > 2**28
     monkeypatch.delattr(machine.os, "sysconf", raising=False)
     assert host_memory_bytes() == host_memory_bytes(available=True) == 8 * 2**30
-    monkeypatch.setattr(machine.platform, "processor", lambda: "")
-    monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
-    assert machine._cpu_name() == "arm64"
 
 
 @pytest.mark.gpu

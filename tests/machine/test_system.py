@@ -55,14 +55,6 @@ def test_a_gpu_needs_a_few_cpus_and_a_cpu_all_of_them(load: Load, on_cpu: bool, 
     assert (bool(load.reason("cpu")), bool(load.reason("cuda"))) == (on_cpu, on_gpu)
 
 
-@needs_proc
-def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Path", lambda name: type("Gone", (), {"read_text": lambda self: "cpu 1 2"})())
-    assert look(0.0) is None
-
-
-# The GPU
-
 CUDA = torch.device("cuda", 0)
 
 

@@ -11,16 +11,7 @@ import pytest
 import torch
 
 from swiglu_bench.measure import profilers
-from swiglu_bench.measure.profilers import (
-    REPEATS,
-    Agreement,
-    Counters,
-    NoCounters,
-    agreements,
-    counters,
-    parse,
-    per_call,
-)
+from swiglu_bench.measure.profilers import REPEATS, Agreement, Counters, NoCounters, counters, parse
 
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC"'  # noqa: E501
 METRICS = ("dram__bytes.sum", profilers.TIME, "launch__registers_per_thread", "lts__t_bytes.sum", profilers.TENSOR)
@@ -82,9 +73,6 @@ def test_the_program_runs_under_ncu(tmp_path: Path) -> None:
         counters(fake_ncu(tmp_path, ""), [sys.executable, "-c", "1 / 0"])
 
 
-# The suite's clock against the profiler's
-
-
 @pytest.mark.parametrize(
     ("ours", "between", "holds"),
     [(101.9, 0, True), (102.1, 0, False), (97.9, 0, False), (105, 5, True), (111, 11, False), (108, 5, False)],
@@ -97,14 +85,14 @@ def test_two_percent_is_the_limit_beside_what_lies_between_events_and_kernels(
 
 @pytest.mark.parametrize(("count", "reason"), [(0, "saw no kernels"), (REPEATS + 1, "saw 31 kernels in 30 calls")])
 def test_kernels_are_summed_by_call_where_they_can_be_told_apart(count: int, reason: str) -> None:
-    assert per_call([1.0, 2.0, 3.0] * REPEATS) == [6.0] * REPEATS
+    assert profilers.per_call([1.0, 2.0, 3.0] * REPEATS) == [6.0] * REPEATS
     with pytest.raises(RuntimeError, match=reason):
-        per_call([1.0] * count)
+        profilers.per_call([1.0] * count)
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_both_clocks_agree_on_a_gpu() -> None:
-    found = list(agreements(torch.device("cuda", 0)))
+    found = list(profilers.agreements(torch.device("cuda", 0)))
     assert len(found) == 4
     assert all(isinstance(agreement, Agreement) and agreement.holds for agreement in found), found

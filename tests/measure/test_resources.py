@@ -92,9 +92,6 @@ def test_garbage_of_before_is_not_counted(device: torch.device) -> None:
         gc.enable()
 
 
-# Joules
-
-
 class Meter:
     """A device of 500 W whose counter moves every 100 ms; a call takes `call_ms`, and there is a clock to look at."""
 
@@ -127,9 +124,6 @@ def test_the_width_of_the_counter_s_steps_does_not_matter(
     assert 400 <= meter.calls * call_ms < 1000 or call_ms > 400
     with pytest.raises(RuntimeError, match="The energy counter did not move in 2 s"):
         meter.measure(lambda: 5.0)
-
-
-# CUDA graphs
 
 
 @pytest.mark.gpu

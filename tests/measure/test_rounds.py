@@ -48,9 +48,6 @@ def exactly(count: int, **changes: Any) -> Rule:
     return Rule(**({"warmup_rounds": 2, "min_rounds": count, "max_rounds": count, "budget_s": 1e9} | changes))
 
 
-# Order
-
-
 def test_every_contender_runs_once_a_round_in_every_order(bench: Bench) -> None:
     heard: list[int] = []
     bench.run([bench.contender(name) for name in "abc"], exactly(60), on_round=heard.append)
@@ -60,9 +57,6 @@ def test_every_contender_runs_once_a_round_in_every_order(bench: Bench) -> None:
     assert len(played) == 60
     assert set(played) == {"abc", "acb", "bac", "bca", "cab", "cba"}
     assert min(Counter(names[0] for names in played).values()) > 8, "each is first about as often"
-
-
-# Samples
 
 
 def test_pairs_stay_aligned_however_rounds_are_shuffled(bench: Bench) -> None:
@@ -81,9 +75,6 @@ def test_pairs_stay_aligned_however_rounds_are_shuffled(bench: Bench) -> None:
         assert all(sample.result is None for sample in result.timings[name].samples)
 
 
-# inspect
-
-
 def test_inspect_sees_the_last_round_which_is_timed_like_others(bench: Bench) -> None:
     """And before the next call: a buffer that an implementation reuses still holds its own answer."""
     seen: list[tuple[Any, ...]] = []
@@ -97,9 +88,6 @@ def test_inspect_sees_the_last_round_which_is_timed_like_others(bench: Bench) ->
     result = bench.run(contenders, exactly(9), inspect=inspect, before_inspection=before.append)
     assert (sorted(seen), before) == ([("a", 8, 18.0), ("b", 8, 28.0)], [8, 8])
     assert len(result.timings["a"].samples) == 9
-
-
-# A gap in the queue
 
 
 def test_a_sample_with_a_gap_is_taken_again_behind_a_longer_spin_then_kept_and_marked(bench: Bench) -> None:
@@ -133,9 +121,6 @@ def test_a_rested_contender_waits_before_every_sample(bench: Bench, monkeypatch:
     monkeypatch.setattr(rounds_module.time, "sleep", lambda seconds: naps.append((seconds, len(bench.called))))
     bench.run([bench.contender("a"), bench.contender("b")], exactly(3, warmup_rounds=1, rest_s=0.05))
     assert naps == [(0.05, number) for number in range(8)]
-
-
-# Failures
 
 
 @pytest.mark.parametrize("where", ["call", "inspect", "judge"])
@@ -180,9 +165,6 @@ def test_when_everyone_fails_it_ends(bench: Bench) -> None:
     result = bench.run([bench.contender(name, lambda number: 1 / 0) for name in "ab"], Rule(), baseline="a")
     assert all(timing.failure and not timing.samples for timing in result.timings.values())
     assert result.ratio("b", "a") is None
-
-
-# When to stop
 
 
 def jitter(factor: float) -> Callable[[int], float]:

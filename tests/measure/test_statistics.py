@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiglu_bench.measure.statistics import (
-    Interval,
-    Verdict,
-    detectable,
-    median_interval,
-    noise_interval,
-    quotient,
-    ratio_interval,
-    verdict,
-)
+from swiglu_bench.measure import statistics
+from swiglu_bench.measure.statistics import Interval, Verdict, median_interval, noise_interval, ratio_interval
 
 times = st.floats(min_value=1e-3, max_value=1e3)
 
@@ -75,15 +67,15 @@ def test_independent_rounds_have_the_sign_test_s_ranks() -> None:
     ],
 )
 def test_verdicts(interval: Interval, noise: float, expected: Verdict) -> None:
-    assert verdict(interval, noise) is expected
+    assert statistics.verdict(interval, noise) is expected
 
 
 @given(st.floats(0.99, 1.01), st.floats(0.0001, 0.01), st.floats(0.0, 0.01))
 def test_what_is_detectable_gets_a_verdict_and_less_does_not(middle: float, half: float, noise: float) -> None:
-    least = detectable(Interval(middle, middle - half, middle + half), noise)
+    least = statistics.detectable(Interval(middle, middle - half, middle + half), noise)
 
     def at(factor: float) -> Verdict:
-        return verdict(Interval(middle * factor, (middle - half) * factor, (middle + half) * factor), noise)
+        return statistics.verdict(Interval(middle * factor, (middle - half) * factor, (middle + half) * factor), noise)
 
     assert at(1 - least - 1e-6) is Verdict.FASTER
     assert at(1 + least + 1e-6) is Verdict.SLOWER
@@ -92,11 +84,8 @@ def test_what_is_detectable_gets_a_verdict_and_less_does_not(middle: float, half
 
 
 def test_the_quotient_of_two_intervals_holds_all_that_both_allow() -> None:
-    found = quotient(Interval(2.0, 1.9, 2.2), Interval(1.0, 0.8, 1.1))
+    found = statistics.quotient(Interval(2.0, 1.9, 2.2), Interval(1.0, 0.8, 1.1))
     assert (found.median, found.low, found.high) == (2.0, 1.9 / 1.1, 2.2 / 0.8)
-
-
-# What processes of the baseline differ by
 
 
 def test_one_alias_says_no_more_than_its_own_interval() -> None:

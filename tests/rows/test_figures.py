@@ -13,12 +13,9 @@ from swiglu_bench.rows.record import Status
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (milliseconds(0.0123456), "12.35 us"), (milliseconds(0.9994), "999.4 us"), (milliseconds(1.0), "1 ms"),
-        (milliseconds(12345.6), "12.35 s"), (figures.microjoules(12345.0), "12.3 mJ"),
-        (mebibytes(None), "-"), (mebibytes(1024), "0.001"), (mebibytes(10**10), "9,536.7"),
-        (figures.size(3 << 30), "3.0 GiB"), (token_text(1024), "1k"), (token_text(1000), "1000"),
-        (figures.tokens_text([1024, 1, 16, 16]), "1, 16 and 1k tokens"),
-        (together(["a"]), "a"), (together(["a", "b", "c"], "or"), "a, b or c"), (together([]), ""),
+        (milliseconds(0.0123456), "12.35 us"), (milliseconds(0.9994), "999.4 us"), (milliseconds(12345.6), "12.35 s"),
+        (mebibytes(1024), "0.001"), (token_text(1024), "1k"),
+        (figures.tokens_text([1024, 1, 16, 16]), "1, 16 and 1k tokens"), (together(["a", "b", "c"], "or"), "a, b or c"),
         (plus_minus(0.8, 0.79, 0.81), "0.800 ± 0.010"), (plus_minus(0.499, 0.48, 7.132), "0.499 (0.480 to 7.132)"),
         (plus_minus(1.0, 0.9, 12345.6), "1.000 (0.9 to 1.23e+04)"),
     ],

@@ -11,16 +11,8 @@ from reported import EVIL, REASON, trained, write
 from specimens import a_record, a_summary
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.finished_run import (
-    PERMUTED,
-    FinishedRun,
-    as_of_all_runs,
-    find_runs,
-    latest,
-    load_run,
-    rebased,
-    training_folder,
-)
+from swiglu_bench.rows import finished_run
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, find_runs, latest, load_run, rebased, training_folder
 from swiglu_bench.rows.record import GpuState, Record, Status, TensorCheck
 from swiglu_bench.rows.run_folder import frame_of, read_rows
 
@@ -166,13 +158,8 @@ def trained_folder(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_read_by_its_folder_or_any_of_its_files(trained_folder: Path, tmp_path: Path) -> None:
-    paths = (
-        trained_folder,
-        trained_folder / "train.csv",
-        trained_folder / "summary.csv",
-        tmp_path,
-        tmp_path / "none" / "train.csv",
-    )
+    files = [trained_folder / name for name in ("train.csv", "summary.csv")]
+    paths = (trained_folder, *files, tmp_path, tmp_path / "none" / "train.csv")
     assert [training_folder(path) for path in paths] == [trained_folder] * 3 + [None] * 2
     training = load_run(trained_folder)
     assert [row.implementation for row in training.summaries] == ["eager", PERMUTED, "level", EVIL, "frozen", "absent"]
@@ -190,20 +177,14 @@ def test_its_rows_are_like_those_of_other_runs(trained_folder: Path) -> None:
     assert (level.time_ms, level.ratio, level.baseline, level.own.curve) == (2.0, 0.99, "eager", "same")
     assert (level.comparable, frozen.comparable, frozen.status) == (True, False, Status.OK)
     assert run.frame["curve"][2] == "same"
-    wrong = as_of_all_runs(dataclasses.replace(evil.own, curve="differs"))
+    wrong = finished_run.as_of_all_runs(dataclasses.replace(evil.own, curve="differs"))
     assert (wrong.status, wrong.reason, wrong.time_ms) == ("incorrect", "Its loss curve differs from eager's.", None)
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "message"),
-    [
-        ("runs.csv", "steps", r"runs.csv is not a runs.csv"),
-        ("summary.csv", "final_loss", r"summary.csv is not a summary.csv"),
-    ],
-)
-def test_what_cannot_be_read_is_named(trained_folder: Path, name: str, column: str, message: str) -> None:
+@pytest.mark.parametrize(("name", "column"), [("runs.csv", "steps"), ("summary.csv", "final_loss")])
+def test_what_cannot_be_read_is_named(trained_folder: Path, name: str, column: str) -> None:
     (trained_folder / name).write_text((trained_folder / name).read_text().replace(f"{column},", "other,"))
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(BadInput, match=f"{name} is not a {name}"):
         load_run(trained_folder)
     (trained_folder / "summary.csv").unlink()
     with pytest.raises(BadInput, match=r"is a training run that has not ended: it has no summary.csv"):

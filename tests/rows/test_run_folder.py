@@ -2,36 +2,16 @@
 
 import json
 import math
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from reported import write
 from specimens import a_bare_record
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
-from swiglu_bench.rows.run_folder import create_folder, frame_of, read_rows, write_run_file
-from swiglu_bench.show.text import CsvFile
-
-
-def keep(folder: Path, *records: Record) -> Path:
-    with closing(CsvFile(folder, warn=pytest.fail)) as file:
-        for record in records:
-            file.write(record)
-    path = folder / "records.csv"
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))  # a spreadsheet's line ends are accepted
-    return folder
-
-
-def test_a_folder_is_made_and_left_empty_and_what_cannot_be_one_is_told(tmp_path: Path) -> None:
-    for _ in range(2):
-        create_folder(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
-    (tmp_path / "file").touch()
-    for path, complaint in (("file", "is a file; give a folder"), ("file/sub", "cannot be written: Not a directory")):
-        with pytest.raises(BadInput, match=complaint):
-            create_folder(tmp_path / path)
+from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Status
+from swiglu_bench.rows.run_folder import frame_of, read_rows, write_run_file
 
 
 def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +31,14 @@ def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, m
 
 def test_values_and_types_come_back(tmp_path: Path) -> None:
     figures = {"time_ms": 1.5, "ratio": math.nan, "error_ratio": math.inf, "flops": 2**60 + 1, "rounds": 10}
-    keep(
+    write(
         tmp_path,
         a_bare_record(**figures, reason="NA"),
         a_bare_record(status=Status.SKIPPED, reason="None, or null", comparable=False, gradients=""),
     )
-    for path in (tmp_path, tmp_path / "records.csv"):
+    records = tmp_path / "records.csv"
+    records.write_bytes(records.read_bytes().replace(b"\n", b"\r\n"))  # a spreadsheet's line ends are accepted
+    for path in (tmp_path, records):
         frame = frame_of(read_rows(path))
         assert tuple(frame.columns) == COLUMNS
         kinds = {"tokens": "int64", "flops": "Int64", "time_ms": "float64", "comparable": "bool"}
@@ -108,37 +90,14 @@ def test_an_older_schema_reads_with_empty_columns(tmp_path: Path, schema: int) -
     assert (frame[missing].isna() | (frame[missing] == "")).all(axis=None)
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_is_a_copy_that_a_later_one_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def a_folder(text: str) -> Path:
-    folder = Path("results/run")
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    (folder / "records.csv").write_text(text, encoding="utf-8")
-    return folder
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_a_baseline_is_a_copy_that_a_later_one_replaces() -> None:
+    folder = Path("run")
+    (folder / "logs").mkdir(parents=True)
     for text in ("first", "second"):
-        run_folder.save_baseline("main", "forward", a_folder(text))
+        (folder / "records.csv").write_text(text, encoding="utf-8")
+        run_folder.save_baseline("main", "forward", folder)
     found = run_folder.find_baseline("main", "forward")
     assert [path.name for path in found.iterdir()] == ["records.csv"]
     assert (found / "records.csv").read_text(encoding="utf-8") == "second"
     assert [path.name for path in found.parent.iterdir()] == ["forward"]
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_what_is_not_there_is_named_with_what_is() -> None:
-    with pytest.raises(BadInput, match="--save-baseline main"):
-        run_folder.find_baseline("main", "forward")
-    run_folder.save_baseline("main", "forward", a_folder(""))
-    with pytest.raises(BadInput, match="did you mean main"):
-        run_folder.find_baseline("mian", "forward")
-    with pytest.raises(BadInput, match="--save-baseline main"):
-        run_folder.find_baseline("main", "step")
-    for name in ("", "..", "a/b", "-x", "a b"):
-        with pytest.raises(BadInput, match="is not a valid baseline name"):
-            run_folder.baseline_place(name, "forward")

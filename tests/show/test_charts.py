@@ -1,21 +1,19 @@
 """The charts that answer a report's questions, as specifications."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 
-from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_memory, a_run, awkward_rows, timed, trained
-from specimens import a_record, a_summary
+from reported import EVIL, a_memory, a_run, awkward_rows, timed
+from specimens import a_record
 
-from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, Losses, load_run
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.finished_run import PERMUTED, FinishedRun, Losses
 from swiglu_bench.show import charts
 from swiglu_bench.show.charts import NoChart, Style, answers, colours, slots, style_of
-from swiglu_bench.show.sections import load, sections
+from swiglu_bench.show.sections import sections
 
 Spec = dict[str, Any]
 
@@ -40,18 +38,6 @@ def only(found: list[tuple[str, Spec]] | str) -> Spec:
     return found[0][1]
 
 
-def scale(layer: Spec, channel: str = "color") -> dict[str, Any]:
-    found = layer["encoding"][channel]["scale"]
-    return dict(zip(found["domain"], found["range"], strict=True))
-
-
-def test_a_known_name_keeps_its_colour_and_the_others_get_what_is_free() -> None:
-    assert slots(["mine", "liger", "yours"], ["eager", "compile", "liger"]) == {"liger": 2, "mine": 0, "yours": 1}
-    everything = slots([f"n{index}" for index in range(40)], [])
-    style = Style(everything)
-    assert len({(style.colour(name), style.shape(name), style.dash(name)) for name in everything}) == 40
-
-
 @pytest.fixture(scope="module")
 def awkward() -> dict[str, list[tuple[str, Spec]] | str]:
     return answered(a_run(*awkward_rows()))
@@ -60,15 +46,6 @@ def awkward() -> dict[str, list[tuple[str, Spec]] | str]:
 def test_every_question_is_answered_or_says_why_not(awkward: dict[str, Any]) -> None:
     assert list(awkward) == ["speed-up", "time", "limit", "memory-and-time", "error"]
     assert awkward["memory-and-time"].startswith("Memory is measured for whole steps")
-    colour: dict[str, str] = {}
-    for name, found in awkward.items():
-        for _, spec in found if name != "memory-and-time" else []:
-            assert spec["title"]["text"].endswith("?")
-            own = scale(spec["layer"][-1])
-            assert set(own) == {row["name"] for row in values(spec) if "name" in row}
-            assert all(colour.setdefault(name, one) == one for name, one in own.items()), "one colour in all charts"
-    assert len(set(colour.values())) == len(colour)
-    assert "frozen *" in colour
 
 
 def test_speed_ups_and_their_intervals(awkward: dict[str, Any]) -> None:
@@ -77,8 +54,6 @@ def test_speed_ups_and_their_intervals(awkward: dict[str, Any]) -> None:
     (point, *_) = [row for row in values(spec) if row.get("name") == EVIL and row.get("tokens") == 1]
     assert (point["value"], point["low"], point["high"]) == (1.25, 1.24224, 1.25786)
     assert not [row for row in values(spec) if row.get("name") in ("eager", "frozen *")]
-    axis = spec["layer"][1]["encoding"]["x"]
-    assert (axis["scale"]["type"], axis["scale"]["base"], axis["axis"]["values"]) == ("log", 2, [1, 1024])
 
 
 def test_without_limits_or_baseline_the_charts_are_left_out_with_the_reason() -> None:
@@ -104,13 +79,6 @@ def test_speed_is_set_against_memory() -> None:
 def test_a_chart_of_nothing_is_refused(chart: Any) -> None:
     with pytest.raises(NoChart):
         chart([a_record(error=None, time_ms=None)], Style(slots(["mine"], [])))
-
-
-@IN_A_CHECKOUT
-@pytest.mark.parametrize("name", ["forward", "memory-mlp", "verify"])
-def test_the_committed_runs_have_charts(name: str) -> None:
-    for found in answered(load(COMMITTED / name)).values():
-        assert isinstance(found, str) or all(spec["title"]["subtitle"][0] for _, spec in found)
 
 
 LOSSES: Losses = {
@@ -145,15 +113,3 @@ def test_what_is_frozen_does_not_flatten_differences_and_long_curves_are_thinned
     assert named == [{"eager", PERMUTED, "fused"}, {PERMUTED}]
     assert "without fused" in drawn["title"]["subtitle"][0]
     assert len(list(values(curves({"eager": {0: [1.0] * 5000}}, [])))) <= 4 * charts.POINTS
-
-
-def test_a_training_has_two_charts_or_says_why_not(tmp_path: Path) -> None:
-    run = load_run(trained(tmp_path / "run"))
-    above, below = (chart.to_dict() for _, chart in charts.training_charts(run, Style(slots(run.implementations, []))))
-    assert {one["name"] for one in values(above)} == {"eager", PERMUTED, "level", EVIL, "frozen"}
-    assert {one["name"] for one in values(below)} == {PERMUTED, "level", EVIL}
-    assert "without frozen" in below["usermeta"]["about"]
-    nothing = FinishedRun([a_summary("eager", status=Status.ERROR, reason="It broke.")], {}, losses={})
-    reasons = [chart for _, chart in charts.training_charts(nothing, Style({}))]
-    assert reasons == [charts.NO_CURVE, "Nothing was trained beside eager, so there is no difference to draw."]
-    assert charts.training_picture(nothing, Style({})) == charts.NO_CURVE

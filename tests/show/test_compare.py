@@ -13,23 +13,11 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.measure.statistics import Interval, median_interval
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Status
-from swiglu_bench.show.compare import (
-    COLUMNS,
-    Change,
-    ChangeKind,
-    Comparison,
-    Effect,
-    compare,
-    comparison_markdown,
-    comparison_tables,
-    conclusion,
-    judge,
-)
+from swiglu_bench.show import compare as comparing
+from swiglu_bench.show.compare import Change, ChangeKind, Comparison, Effect, compare, conclusion, judge
 
-ABOUT = {
-    "machine": {"device": "NVIDIA H200", "torch": "2.11", "power_limit_w": 700.0},
-    "settings": {"precision": 0.005},
-}
+MACHINE = {"device": "NVIDIA H200", "torch": "2.11", "power_limit_w": 700.0}
+ABOUT = {"machine": MACHINE, "settings": {"precision": 0.005}}
 
 
 def a_run(
@@ -68,12 +56,6 @@ def mine(found: Comparison) -> Change:
     return change
 
 
-def times(found: Comparison) -> float:
-    change = mine(found)
-    assert change.quotient
-    return change.quotient.median
-
-
 def test_a_slower_machine_is_no_regression() -> None:
     found = compare(a_run(), a_run(drift=1.3, seed=1), 0.02)
     assert (found.by, mine(found).verdict, found.outcome) == ("ratio", ChangeKind.TIE, Effect.FINE)
@@ -87,19 +69,16 @@ def test_a_slower_machine_is_no_regression() -> None:
 def test_by_time_a_slower_machine_is_unclear_and_never_hidden() -> None:
     found = compare(a_run(), a_run(drift=1.3, seed=1), 0.02, by="time")
     assert mine(found).outcome is Effect.UNKNOWN
-    assert times(found) == pytest.approx(1.3, rel=0.02)
     assert "eager itself changed x1.299" in mine(found).remark
 
 
 @pytest.mark.parametrize(
     ("ratio", "expected", "outcome"),
     [
-        (0.88, ChangeKind.SLOWER, Effect.REGRESSION),
-        (0.72, ChangeKind.FASTER, Effect.FINE),
-        (0.8, ChangeKind.TIE, Effect.FINE),
-        (0.816, ChangeKind.SLOWER, Effect.UNKNOWN),
+        (0.88, ChangeKind.SLOWER, Effect.REGRESSION), (0.72, ChangeKind.FASTER, Effect.FINE),
+        (0.8, ChangeKind.TIE, Effect.FINE), (0.816, ChangeKind.SLOWER, Effect.UNKNOWN),
     ],
-)
+)  # fmt: skip
 def test_what_changed_is_seen(ratio: float, expected: ChangeKind, outcome: Effect) -> None:
     found = compare(a_run(spread=0.004, rounds=200), a_run(ratio, spread=0.004, rounds=200, seed=1), 0.02)
     assert (mine(found).verdict, found.outcome) == (expected, outcome)
@@ -122,15 +101,11 @@ def test_equal_runs_get_a_verdict_hardly_ever() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "verdict", "outcome"),
     [
-        (0.97, 0.99, "faster", "fine"),
-        (0.97, 1.03, "unclear", "cannot tell"),
-        (0.99, 1.01, "tie", "fine"),
-        (0.97, 1.01, "unclear", "fine"),
-        (1.01, 1.015, "slower", "fine"),
-        (1.01, 1.03, "slower", "cannot tell"),
+        (0.97, 0.99, "faster", "fine"), (0.97, 1.03, "unclear", "cannot tell"), (0.99, 1.01, "tie", "fine"),
+        (0.97, 1.01, "unclear", "fine"), (1.01, 1.015, "slower", "fine"), (1.01, 1.03, "slower", "cannot tell"),
         (1.03, 1.05, "slower", "regression"),
     ],
-)
+)  # fmt: skip
 def test_verdicts(low: float, high: float, verdict: str, outcome: str) -> None:
     assert judge(Interval((low + high) / 2, low, high), 0.02) == (verdict, outcome)
 
@@ -176,12 +151,7 @@ def test_what_else_differs_is_told() -> None:
     machine = {"device": "NVIDIA A100", "torch": "2.12", "power_limit_w": 400.0}
     found = compare(a_run(), a_run(about={"machine": machine, "settings": {"precision": 0.01}}, l2="hot"), 0.02)
     text = " ".join(found.warnings)
-    for part in (
-        "Other machines: device NVIDIA H200 and NVIDIA A100; power limit 700.0 and 400.0.",
-        "Other versions: PyTorch 2.11 and 2.12.",
-        "Other methods: L2 cold and hot; precision 0.005 and 0.01.",
-        "another build of eager",
-    ):
+    for part in ("NVIDIA H200 and NVIDIA A100", "PyTorch 2.11 and 2.12.", "L2 cold and hot", "another build of eager"):
         assert part in text
     assert not compare(a_run(), a_run(seed=1), 0.02).warnings
     here, there = a_run(gpu_uuid="GPU-0"), a_run(gpu_uuid="GPU-1", other_processes=1)
@@ -211,9 +181,7 @@ def test_what_cannot_be_compared() -> None:
 def test_the_tables_the_markdown_and_the_rows() -> None:
     before, after = a_run(spread=0.002, rounds=300), a_run(ratio=0.88, spread=0.002, rounds=300)
     found = compare(before, after, 0.02)
-    text = shown(comparison_tables(found), 60)
-    assert all(len(line) <= 60 for line in text.splitlines())
-    assert "1 regressed by more than 2.00% or broke." in unwrapped(text)
-    assert "**slower !**" in comparison_markdown(found)
-    assert [tuple(change.row()) for change in found.changes] == [COLUMNS] * 2
+    assert "1 regressed by more than 2.00% or broke." in unwrapped(shown(comparing.comparison_tables(found), 60))
+    assert "**slower !**" in comparing.comparison_markdown(found)
+    assert [tuple(change.row()) for change in found.changes] == [comparing.COLUMNS] * 2
     assert "of 1 rows none beyond 0 can be ruled out." in conclusion(compare(before, before, 0.0))

@@ -110,10 +110,10 @@ def test_the_documents_show_what_their_runs_say(document: Path) -> None:
     assert all(path.exists() for path in pictures)
 
 
-def rows(*counts: int, single: float | None = 8.0) -> list[Record]:
-    figures = {"single_ms": single, "efficiency": 0.9}
+def rows(*counts: int) -> list[Record]:
+    figures = {"shape": "made-up", "single_ms": 8.0, "efficiency": 0.9}
     return [
-        a_split_row(name, shape="made-up", mode=mode, ranks=count, sequence_parallel=way, time_ms=9 / count, **figures)
+        a_split_row(name, mode=mode, ranks=count, sequence_parallel=way, time_ms=9 / count, **figures)
         for count in counts
         for mode in ("forward", "step")
         for way in (False, True)
@@ -121,22 +121,13 @@ def rows(*counts: int, single: float | None = 8.0) -> list[Record]:
     ]
 
 
-def kept(folder: Path, found: list[Record]) -> Path:
-    Table(folder / "tp.csv", LAYOUTS["tp"].columns()).append(row.row().values() for row in found)
-    return folder
-
-
 def test_a_figure_of_several_sizes_begins_at_one_gpu_and_the_last_row_of_a_case_counts(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    assert save_scaling(kept(tmp_path, rows(2, 4)), ["eager"]).startswith("Scaling: ")
+    Table(tmp_path / "tp.csv", LAYOUTS["tp"].columns()).append(row.row().values() for row in rows(2, 4))
+    assert save_scaling(tmp_path, ["eager"]).startswith("Scaling: ")
     assert (tmp_path / "scaling.svg").read_text().count("made-up, 1,024 tokens") >= 2
     points = scaling_points(rows(2, 4))
     assert {point["ranks"] for point in points} == {1, 2, 4}
     assert {point["efficiency"] for point in points if point["ranks"] == 1} == {1.0}
     later = [dataclasses.replace(row, time_ms=1.0) for row in rows(2)]
     assert {point["ms"] for point in scaling_points(rows(2) + later) if point["ranks"] == 2} == {1.0}
-
-
-def test_one_size_makes_no_figure(tmp_path: Path) -> None:
-    assert "No scaling figure: it needs rows with several" in save_scaling(kept(tmp_path, rows(2, single=None)), [])
-    assert [file.name for file in tmp_path.iterdir()] == ["tp.csv"]

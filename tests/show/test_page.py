@@ -89,56 +89,30 @@ def test_names_are_text(found: Elements) -> None:
 def test_everything_is_said(found: Elements) -> None:
     text = " ".join(found.text.split())
     for wanted in (
-        "Forward of glu, float32", "It has no glu scope.", "output: too far",
-        "1 pass, 1 fail, 1 unsupported, 1 not run",
-        "A GPU & more", "3.0 GiB", "700 W", f"swiglu-bench forward --impl '{EVIL}'", "l2 cold", "fewer gradients",
-        "How much faster than eager?", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie",
-        "Training of small, float32", "5 of 6 trained to the end", "How far is each loss from eager's?",
-        "Does it learn the same?", "differs (frozen)", "Is it faster?", "0.990 ± 0.002",
-        "hidden 8, intermediate 16", f"swiglu-bench report '{EVIL}'",
+        "It has no glu scope.", "output: too far", "1 pass, 1 fail, 1 unsupported, 1 not run", "A GPU & more",
+        f"swiglu-bench forward --impl '{EVIL}'", "fewer gradients", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie",
+        "5 of 6 trained to the end", "differs (frozen)", "0.990 ± 0.002", f"swiglu-bench report '{EVIL}'",
     ):  # fmt: skip
         assert wanted in text, wanted
 
 
-def test_what_failed_is_named_and_no_figures_are_unfolded_for_it(awkward_page: str) -> None:
-    assert re.search(r'<summary>Figures,[^\n]*<strong class="bad">incorrect: ', awkward_page)
-    assert all('class="section"' in start for start in re.findall(r"<details[^>]* open[^>]*>", awkward_page))
-
-
-def browse(text: str, folder: Path, size: str = "1280,900", at: str = "") -> tuple[str, list[str]]:
-    """The page's elements after its scripts have run, and what the browser complains of; without any network."""
-    file = folder / "report.html"
-    file.write_text(text, encoding="utf-8")
-    completed = subprocess.run(
+@NEEDS_BROWSER
+def test_a_browser_draws_every_open_chart_without_a_complaint(awkward_page: str, tmp_path: Path) -> None:
+    """Without any network."""
+    file = tmp_path / "report.html"
+    file.write_text(awkward_page, encoding="utf-8")
+    done = subprocess.run(
         [
             str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
             "--disable-component-update", "--disable-features=NetworkTimeServiceQuerying", "--no-first-run",
-            "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--window-size={size}",
-            "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", file.as_uri() + at,
+            "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
+            "--window-size=1280,900", "--enable-logging=stderr", "--virtual-time-budget=20000", file.as_uri(),
         ],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    return completed.stdout, [line for line in completed.stderr.splitlines() if "CONSOLE" in line]
-
-
-@NEEDS_BROWSER
-@pytest.mark.parametrize(
-    ("size", "at", "charts"),
-    [
-        ("1280,900", "", 2),  # of a time section and a training, each its first
-        ("500,900", "", 0),  # a narrow screen folds them all
-        ("500,900", "#section-0", 1),
-    ],
-)
-def test_a_browser_draws_every_open_chart_without_a_complaint(
-    awkward_page: str, tmp_path: Path, size: str, at: str, charts: int
-) -> None:
-    elements, complaints = browse(awkward_page, tmp_path, size, at)
-    assert not complaints, complaints
-    drawn = re.search(r'data-drawn="(\d+)"', elements)
-    assert drawn, elements[:500]
-    assert int(drawn[1]) == charts
-    assert "<title>SwiGLU on" in elements  # no name ran as a script
+    assert "CONSOLE" not in done.stderr
+    assert 'data-drawn="2"' in done.stdout, done.stdout[:500]  # of a time section and a training, each its first
+    assert "<title>SwiGLU on" in done.stdout  # no name ran as a script
 
 
 def of(*runs: FinishedRun) -> dict[str, Any]:
@@ -167,17 +141,10 @@ def test_runs_of_other_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_machines_show_what_differs() -> None:
-    made = [
-        FinishedRun([], {"machine": {"device": "GPU", "host": host, "memory_bytes": 1 << 30}}, tables_path)
-        for tables_path, host in zip(map(a_path, "ab"), ("one", "two"), strict=True)
-    ]
-    found = pages.machines(made)
-    assert (found["differ"].heads, found["differ"].rows) == (["runs", "host"], [["a", "one"], ["b", "two"]])
+    same, hosts = {"device": "GPU", "memory_bytes": 1 << 30}, {"a": "1", "b": "2"}
+    found = pages.machines([FinishedRun([], {"machine": same | {"host": hosts[name]}}, Path(name)) for name in hosts])
+    assert (found["differ"].heads, found["differ"].rows) == (["runs", "host"], [["a", "1"], ["b", "2"]])
     assert found["same"] == {"device": "GPU", "memory": "1.0 GiB"}
-
-
-def a_path(name: str) -> Any:
-    return a_run(name=name).place
 
 
 def test_kernels_are_behind_where_they_changed_since(tmp_path: Any) -> None:

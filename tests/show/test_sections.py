@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from reported import COMMITTED, IN_A_CHECKOUT, a_memory, a_run, audited, awkward, awkward_rows, timed, trained, write
+from reported import COMMITTED, IN_A_CHECKOUT, a_memory, a_run, awkward, awkward_rows, timed, write
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import Record
-from swiglu_bench.show.sections import Section, by_work, caption, folders, load, only, remarks, sections
+from swiglu_bench.show.sections import Section, by_work, load, remarks, sections
 
 
 def test_a_folder_and_its_csv_are_the_same_rows_and_the_last_of_a_case_on_each_machine_counts(tmp_path: Path) -> None:
@@ -19,22 +19,6 @@ def test_a_folder_and_its_csv_are_the_same_rows_and_the_last_of_a_case_on_each_m
     assert len(run.commands) == 2  # the rows' own, and run.json's
     rows = (timed("a", 1, 0.9), timed("a", 1, 0.7), timed("a", 1, 0.8, device="Another GPU"))
     assert [row.ratio for row in load(write(tmp_path / "again", *rows)).records] == [0.7, 0.8]
-
-
-def test_an_audit_by_its_folder_or_file(tmp_path: Path) -> None:
-    folder = audited(tmp_path / "audit")
-    for path in (folder, folder / "audit.csv"):
-        run = load(path)
-        assert (len(run.records), [cell.verdict for cell in run.audit]) == (
-            0, ["pass", "fail", "unsupported", "not run"],
-        )  # fmt: skip
-
-
-@IN_A_CHECKOUT
-def test_a_folder_of_runs() -> None:
-    runs = {file.parent for one in ("records", "train", "tp") for file in COMMITTED.glob(f"**/{one}.csv")}
-    assert folders(COMMITTED) == sorted(runs)
-    assert folders(COMMITTED / "forward") == [COMMITTED / "forward"]
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
@@ -51,27 +35,6 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_training_by_its_folder_or_file_and_below_a_folder(tmp_path: Path) -> None:
-    folder = trained(tmp_path / "gpu" / "train")
-    assert folders(tmp_path) == folders(folder) == [folder]
-    for path in (folder, folder / "summary.csv"):
-        run = load(path)
-        assert run.losses
-        assert (run.label, len(run.records), len(run.audit)) == ("train", 6, 0)
-        assert run.commands == ["swiglu-bench train"]
-
-
-def test_only_some_implementations(tmp_path: Path) -> None:
-    runs = [load(trained(tmp_path / "train")), load(awkward(tmp_path / "run")), load(audited(tmp_path / "audit"))]
-    (kept,) = only(runs, ["ea*", "slow"])[1:]
-    assert {row.implementation for row in kept.records} == {"eager", "slow"}
-    training = only(runs, ["lev*", "frozen"])[0]
-    assert [row.implementation for row in training.summaries] == ["level", "frozen"]
-    assert [run.label for run in only(runs, ["slow"])] == ["run"]
-    with pytest.raises(BadInput, match=r"--impl: no row of these runs is of 'eagr'; did you mean eager"):
-        only(runs, ["eagr"])
-
-
 def section_of(*rows: Record) -> Section:
     (section, *_) = sections([a_run(*rows)])
     return section
@@ -85,10 +48,6 @@ def test_what_spoils_the_figures_is_said() -> None:
     text = "\n".join(remarks(section_of(timed("eager", 1, 1.0), busy)))
     for part in ("a at 1 token: queue_filled below 1", "Another process used the GPU", "Not checked by the clock."):
         assert part in text, part
-
-
-def test_a_section_says_how_many_rows_have_figures_and_how_near_their_errors_come() -> None:
-    assert caption(section_of(*awkward_rows())).startswith("18 of 24 rows ok")
 
 
 @IN_A_CHECKOUT

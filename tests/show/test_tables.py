@@ -8,7 +8,6 @@ from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, show
 from specimens import a_cell, a_check, a_record, without_time
 
 from swiglu_bench.rows.record import AuditVerdict, Record, Status
-from swiglu_bench.show import tables
 from swiglu_bench.show.tables import cautions, contract_tables, memory_tables, time_line, time_tables, verify_tables
 
 PAIR = {"aa_ratio": 1.0002, "aa_low": 0.9991, "aa_high": 1.0013, "regime": "steady"}
@@ -22,10 +21,6 @@ PAIR = {"aa_ratio": 1.0002, "aa_low": 0.9991, "aa_high": 1.0013, "regime": "stea
         (a_record(comparable=False), "ok, 500 us, fewer gradients, 2 TFLOP/s, 50.0% of limit"),
         (a_record(baseline="", ratio=None), "ok, 500 us, no baseline, 2 TFLOP/s, 50.0% of limit"),
         (without_time(Status.SKIPPED, "It has no backward."), "skipped: It has no backward."),
-        (
-            without_time(Status.OK, "", saved_bytes=2**20, peak_bytes=2**22, workspace_bytes=0),
-            "ok, saved 1.0 MiB, peak 4.0 MiB, workspace 0.000 MiB",
-        ),
         (without_time(Status.OK, "", error=1.5e-3, eager_error=2.5e-3), "ok, worst error 1.50e-03 (eager 2.50e-03)"),
     ],
 )
@@ -58,15 +53,12 @@ def a_sweep() -> list[Record]:
 @WIDTHS
 def test_a_table_per_shape_with_every_mark_explained_under_it(width: int) -> None:
     found = [shown(iter([one]), width) for one in time_tables(a_sweep(), width)]
-    assert len(found) == 2
     for text, shape in zip(found, ("small", "large"), strict=True):
         assert text.startswith(f"{shape}  (hidden 24, intermediate 40)")
         reasons = [f"output: relative error {tokens}." for tokens in (128, 4096, 16384)]
         reasons += [f"It needs about {tokens} GiB." for tokens in (4096, 16384)]
         assert_every_mark_has_its_reason(text, [*reasons, "ValueError: [red]x[/red] [/nonsense] shape [3, 4]"])
         assert_fits(text, width)
-        for number in (1, 128, 4096, 16384):
-            assert re.search(rf"^ tokens.*\b{number}\b", text, flags=re.MULTILINE)
         assert unwrapped(text).count("skipped: liger, unsloth: Triton kernels need a GPU.") == 1
         assert len(re.findall(r"us (?:\* )?faster\b", text)) == len(re.findall(r"\[0\.9991, 1\.0013\]", text)) == 4
 
@@ -80,22 +72,20 @@ def test_the_fastest_of_those_that_do_the_same_work_is_marked() -> None:
     assert "us *" not in shown(time_tables([a_record()], 100), 100), "one row alone is not the fastest"
 
 
-@WIDTHS
-def test_what_a_caller_feels_is_shown_for_few_tokens_or_when_asked(width: int) -> None:
+def test_what_a_caller_feels_is_shown_for_few_tokens_or_when_asked() -> None:
     felt = {"host_us": 163.2, "latency_us": 180.25, "graph_us": 161.5, "uj_per_token": 12345.0, **PAIR}
-    reason = "It cannot be recorded: x"
-    records = [a_record(tokens=tokens, **felt) for tokens in (2, 128, 256)]
-    records += [a_record(tokens=257, **felt | {"latency_us": 91.0})]
-    records += [a_record(tokens=1, implementation="liger", **felt | {"graph_us": None, "graph_reason": reason})]
-    few, all_of_them = (shown(time_tables(records, width, detail), width) for detail in (False, True))
+    records = [a_record(tokens=256, **felt), a_record(tokens=257, **felt | {"latency_us": 91.0})]
+    records += [a_record(tokens=1, implementation="liger", **felt | {"graph_us": None, "graph_reason": "It cannot."})]
+    few, all_of_them = (shown(time_tables(records, 100, detail), 100) for detail in (False, True))
     for text in (few, all_of_them):
-        assert_fits(text, width)
-        assert text.count("163.2 / 180.2 / 161.5") == 3
-        assert "163.2 / 180.2 / -" in text
-        assert "12.3 mJ a token" in text
-        assert f"no graph time: liger: {reason}" in unwrapped(text)
-    assert "91 /" not in few
-    assert "163.2 / 91 / 161.5" in all_of_them
+        for part in (
+            "163.2 / 180.2 / 161.5",
+            "163.2 / 180.2 / -",
+            "12.3 mJ a token",
+            "no graph time: liger: It cannot.",
+        ):
+            assert part in unwrapped(text)
+        assert ("163.2 / 91 / 161.5" in text) == (text is all_of_them)
 
 
 CALM = {"stopped_by": "precision", "throttle": "", "other_processes": 0, "gpu_note": ""}
@@ -122,14 +112,7 @@ def test_what_spoils_the_figures_is_said_once_and_where(changes: dict[str, Any],
     assert said(a_record(**CALM)) == []
 
 
-def test_where_cases_of_several_gpus_ran_is_said() -> None:
-    rows = [a_record(tokens=index + 1, host="h", gpu_index=index, gpu_uuid=f"GPU-{index}") for index in range(10)]
-    assert said(*rows)[0].startswith("The cases ran on 10 GPUs (h 0, h 1, h 2, h 3, h 4, h 5, h 6, h 7 and 2 more): ")
-    assert said(rows[0], rows[0]) == []
-
-
-@WIDTHS
-def test_memory_above_its_prediction(width: int) -> None:
+def test_memory_above_its_prediction() -> None:
     figures = {
         "saved_bytes": 3 * 2**20, "predicted_saved_bytes": 2 * 2**20, "peak_bytes": 12345 * 2**20,
         "predicted_peak_bytes": 12344 * 2**20, "workspace_bytes": 2**19, "predicted_workspace_bytes": 0,
@@ -138,45 +121,30 @@ def test_memory_above_its_prediction(width: int) -> None:
         without_time(Status.OK, "", implementation="eager", **figures),
         without_time(Status.OK, "", saved_bytes=5 * 2**20, peak_bytes=0),
         without_time(Status.INCORRECT, "output: wrong.", implementation="bad"),
-        without_time(Status.SKIPPED, "Triton kernels need a GPU.", implementation="liger"),
     ]
-    text = shown(memory_tables(records, width), width)
+    text = shown(memory_tables(records, 100), 100)
     assert_every_mark_has_its_reason(text, ["output: wrong."])
-    assert_fits(text, width)
-    assert "skipped: liger: Triton kernels need a GPU." in text
     assert re.search(r"eager +3\.0 / 12,345\.0 / 0\.500 *\n +2\.0 / 12,344\.0 / 0\.000", text)
     assert re.search(r"mine +5\.0 / 0\.000 / - *\n +- / - / -", text)
 
 
-def some_verdicts() -> list[Record]:
-    good = [a_check(tensor=name) for name in ("output (inference)", "output", "x")]
-    bad = [*good[:2], a_check(tensor="x", ok=False, error=0.5, reason="relative error 5.00e-01 exceeds 2.00e-07")]
-    triton = {"implementation": "fused-dw-triton-preact", "interpreted": True}
-    return [
-        without_time(Status.OK, "", implementation="eager", tokens=1, tensor_checks=tuple(good)),
-        without_time(Status.OK, "", implementation="eager", tokens=33, tensor_checks=tuple(good)),
-        without_time(Status.OK, "", tokens=1, tensor_checks=tuple(good), **triton),
-        without_time(Status.OK, "", implementation="wrong", tokens=1, tensor_checks=tuple(good)),
-        without_time(Status.INCORRECT, "x: wrong.", implementation="wrong", tokens=33, tensor_checks=tuple(bad)),
-        without_time(Status.ERROR, "RuntimeError: [3] broken", implementation="broken", tokens=33),
-        without_time(Status.SKIPPED, "Triton kernels need a GPU.", implementation="liger", tokens=33),
-    ]
-
-
 @pytest.mark.parametrize("width", [60, 200])
 def test_a_verdict_per_tensor_with_every_failure_explained(width: int) -> None:
-    text = shown(verify_tables(some_verdicts(), width), width)
-    assert_every_mark_has_its_reason(
-        text, ["33 tokens, x: relative error 5.00e-01 exceeds 2.00e-07", "33 tokens: RuntimeError: [3] broken"]
-    )
+    good = tuple(a_check(tensor=name) for name in ("output (inference)", "output", "x"))
+    bad = (*good[:2], a_check(tensor="x", ok=False, error=0.5, reason="relative error 5.00e-01 exceeds 2.00e-07"))
+    records = [
+        without_time(Status.OK, "", implementation="eager", tokens=33, tensor_checks=good),
+        without_time(Status.OK, "", tokens=1, tensor_checks=good, interpreted=True),
+        without_time(Status.OK, "", implementation="wrong", tokens=1, tensor_checks=good),
+        without_time(Status.INCORRECT, "x: wrong.", implementation="wrong", tokens=33, tensor_checks=bad),
+        without_time(Status.ERROR, "RuntimeError: [3] broken", implementation="broken", tokens=33),
+    ]
+    text = shown(verify_tables(records, width), width)
+    reasons = ["33 tokens, x: relative error 5.00e-01 exceeds 2.00e-07", "33 tokens: RuntimeError: [3] broken"]
+    assert_every_mark_has_its_reason(text, reasons)
     assert_fits(text, width)
     assert len(re.findall(r"\bpass\b", text)) == 3 + 3 + 2
-    assert "verify, 1, 33 tokens" in text
-    assert "run by Triton's interpreter on the CPU: fused-dw-triton-preact" in unwrapped(text)
-    missing = unwrapped(text).partition(f"Not shown in {width} columns: ")[2].partition(".")[0]
-    assert bool(missing) == (width < 120)
-    header = unwrapped(text).partition("implementation, tensor ")[2].partition(" verdict")[0]
-    assert all(name in f"{header} {missing}" for name in tables.VERIFY)
+    assert "run by Triton's interpreter on the CPU: mine" in unwrapped(text)
 
 
 @pytest.mark.parametrize(
@@ -201,32 +169,24 @@ def test_a_verdict_shows_the_worst_error_and_what_it_is_judged_by(check: dict[st
 def test_the_detail_of_each_tensor_and_where_its_worst_element_is() -> None:
     infinite = {"ok": False, "reason": "NaN or Inf in 1 of 9 elements", "check": "finite", "max_error": float("inf")}
     checks = (a_check(median_error=3.6e-8, p999_error=2e-7, worst_index=(7, 274)), a_check(tensor="w_gate", **infinite))
-    broken = without_time(Status.ERROR, "it broke", implementation="bad")
-    text = shown(verify_tables([a_record(command="verify", tensor_checks=checks), broken], 80, detail=True), 80)
-    assert_fits(text, 80)
+    text = shown(verify_tables([a_record(command="verify", tensor_checks=checks)], 80, detail=True), 80)
     assert "1.0e-7 3.6e-8 2.0e-7 1.0e-6 4.0e-6 7,274 pass" in unwrapped(text)
-    assert_every_mark_has_its_reason(text, ["NaN or Inf in 1 of 9 elements", "it broke"])
-
-
-CELLS = [
-    a_cell(*of)
-    for of in (
-        ("eager", "glu", "zeros", AuditVerdict.PASS, ""),
-        ("eager", "glu", "bias", AuditVerdict.PASS, ""),
-        ("mine", "glu", "bias", AuditVerdict.UNSUPPORTED, "it does not offer this"),
-        ("mine", "glu", "zeros", AuditVerdict.FAIL, "output: off"),
-        ("mine", "mlp", "bias", AuditVerdict.UNSUPPORTED, "it does not offer this"),
-        ("idle", "glu", "zeros", AuditVerdict.NOT_RUN, "no GPU"),
-        ("idle", "glu", "bias", AuditVerdict.NOT_RUN, "no GPU"),
-    )
-]
+    assert_every_mark_has_its_reason(text, ["NaN or Inf in 1 of 9 elements"])
 
 
 def test_a_matrix_per_scope_a_legend_and_every_reason_once_failures_first() -> None:
-    text = shown(contract_tables(CELLS, {"zeros": "All zeros.", "bias": "A bias."}), 100)
+    cells = [
+        a_cell("eager", "glu", "zeros", AuditVerdict.PASS),
+        a_cell("eager", "glu", "bias", AuditVerdict.PASS),
+        a_cell("mine", "glu", "bias", AuditVerdict.UNSUPPORTED, "it does not offer this"),
+        a_cell("mine", "glu", "zeros", AuditVerdict.FAIL, "output: off"),
+        a_cell("mine", "mlp", "bias", AuditVerdict.UNSUPPORTED, "it does not offer this"),
+        a_cell("idle", "glu", "zeros", AuditVerdict.NOT_RUN, "no GPU"),
+        a_cell("idle", "glu", "bias", AuditVerdict.NOT_RUN, "no GPU"),
+    ]
+    text = shown(contract_tables(cells, {"zeros": "All zeros.", "bias": "A bias."}), 100)
     lines = [line.rstrip() for line in text.splitlines()]
-    for line in ("eager ✓ ✓", "mine  ✗ –", "idle  · ·", "a zeros: All zeros.", "b bias: A bias."):
-        assert line in lines
+    assert {"eager ✓ ✓", "mine  ✗ –", "idle  · ·"} <= set(lines)
     assert lines[-3:] == [
         "✗ zeros: output: off [mine (glu)]",
         "– bias: it does not offer this [mine (glu, mlp)]",

@@ -1,16 +1,12 @@
-"""Against the real wandb: offline runs are read back from their files, and a local server stands for W&B's."""
+"""Against the real wandb, without a network."""
 
-import http.server
-import json
 import math
 import os
-import struct
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -20,7 +16,7 @@ from specimens import a_bare_record, a_record
 from swiglu_bench.measure.statistics import Verdict
 from swiglu_bench.rows.record import COLUMNS, Status
 from swiglu_bench.show import wandb_run
-from swiglu_bench.show.wandb_run import CURVES, WandbRun, summarize
+from swiglu_bench.show.wandb_run import WandbRun, summarize
 
 wandb = pytest.importorskip("wandb")
 
@@ -57,126 +53,48 @@ def new_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         wandb.teardown()
 
 
-def entries(folder: Path) -> list[Any]:
-    """Every entry of the run's file, which is a LevelDB log: blocks of 32 KiB that hold chunks with a 7-byte head."""
-    from wandb.proto import wandb_internal_pb2
+def test_an_offline_run_is_described_summed_up_and_has_the_figures_of_ok_records(tmp_path: Path) -> None:
+    """The real wandb takes them all: what it refuses is told, which fails here."""
+    about = {"project": "swiglu", "name": "forward llama7b", "tags": ["h200"], "group": "group"}
+    run = WandbRun(CONFIG, tmp_path, pytest.fail, **about)
+    own = run._run
+    assert own.settings.x_disable_stats, "W&B would poll the GPU while it is being timed"
+    if "finish_timeout" in wandb.Settings.model_fields:  # older ones wait for the network without limit
+        assert (own.settings.finish_timeout, own.settings.finish_timeout_raises) == (wandb_run.FINISH_TIMEOUT_S, True)
+    own.log, finish, summary = MagicMock(wraps=own.log), own.finish, {}
+    expected = summarize(RECORDS)
+    own.finish = lambda: (summary.update({key: own.summary[key] for key in expected}), finish())
+    for record in RECORDS:
+        run.write(record)
+    run.close()
+    run.close()
+    wandb.teardown()  # its process may still be writing
+    assert (own.project, own.name, own.group, own.tags) == ("swiglu", "forward llama7b", "group", ("h200",))
+    assert {key: own.config[key] for key in CONFIG} == CONFIG
+    assert (own.config["implementations"], own.config["tokens"]) == (["eager", "fused", "liger"], [128, 8192, 1])
+    assert summary == expected
+    (place,) = tmp_path.glob("wandb/offline-run-*")
+    assert (run.url_or_path, run.upload) == (str(place), f"wandb sync {place}")
+    assert run.place == f"{place} (to upload it: wandb sync {place})"
 
-    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    data, position, entry, found = path.read_bytes(), 7, b"", []
-    while position + 7 <= len(data):
-        room = 32768 - position % 32768
-        if room < 7:
-            position += room
-            continue
-        length, kind = struct.unpack_from("<HB", data, position + 4)
-        entry += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # the whole of an entry, or its last chunk
-            found.append(wandb_internal_pb2.Record())
-            found[-1].ParseFromString(entry)
-            entry = b""
-    return found
-
-
-def plain(items: Any) -> dict[str, Any]:
-    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
-
-
-class Kept:
-    """What the file of an offline run holds."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        found = entries(folder)
-        (self.about,) = (entry.run for entry in found if entry.HasField("run"))
-        self.config = plain(item for entry in found for item in (*entry.config.update, *entry.run.config.update))
-        self.summary = plain(item for entry in found for item in entry.summary.update)
-        self.metrics = [entry.metric for entry in found if entry.HasField("metric")]
-        self.steps = [plain(entry.history.item) for entry in found if entry.HasField("history")]
-
-    def table(self, name: str) -> Any:
-        """A table that was logged, from the file that would be uploaded."""
-        (path,) = self.folder.glob(f"wandb/offline-run-*/files/media/table/{name}*.table.json")
-        return json.loads(path.read_text())
-
-
-class TestOffline:
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tmp_path_factory.mktemp("run")
-
-    @pytest.fixture(scope="class")
-    def run(self, folder: Path) -> WandbRun:
-        run = WandbRun(
-            CONFIG, folder, pytest.fail, project="swiglu", name="forward llama7b", tags=["h200"], group="group"
-        )
-        assert run._run.settings.x_disable_stats, "W&B would poll the GPU while it is being timed"
-        for record in RECORDS:
-            run.write(record)
-        run.close()
-        run.close()
-        wandb.teardown()  # its process may still be writing
-        return run
-
-    @pytest.fixture(scope="class")
-    def kept(self, run: WandbRun, folder: Path) -> Kept:
-        return Kept(folder)
-
-    def test_the_run_is_described_and_summed_up(self, run: WandbRun, kept: Kept, folder: Path) -> None:
-        about = kept.about
-        assert (about.project, about.display_name, about.run_group) == ("swiglu", "forward llama7b", "group")
-        assert list(about.tags) == ["h200"]
-        assert {key: kept.config[key] for key in CONFIG} == CONFIG
-        assert (kept.config["implementations"], kept.config["tokens"]) == (["eager", "fused", "liger"], [128, 8192, 1])
-        assert {(metric.glob_name, metric.step_metric) for metric in kept.metrics if metric.glob_name} == {
-            *((f"{figure}/*", "tokens") for figure in CURVES), ("loss/*", "step"), ("step_ms/*", "step"),
-        }  # fmt: skip
-        assert all(metric.summary.none for metric in kept.metrics), "the last of a curve is no figure to sort runs by"
-        expected = summarize(RECORDS)
-        assert {key: kept.summary[key] for key in expected} == expected
-        (place,) = folder.glob("wandb/offline-run-*")
-        assert (run.url_or_path, run.upload) == (str(place), f"wandb sync {place}")
-        assert run.place == f"{place} (to upload it: wandb sync {place})"
-
-    def test_every_ok_record_gives_its_figures_and_nothing_else_does(self, kept: Kept) -> None:
-        steps = [{key: value for key, value in step.items() if not key.startswith("_")} for step in kept.steps]
-        fused = {"time_ms": 1.2, "ratio": 0.8, "error_ratio": 0.25, "saved_mib": 3.0}
-        expected = [(128, "eager", EAGER), (128, "fused", fused), (8192, "fused", {"time_ms": 60.0, "ratio": 0.6})]
-        assert steps[:3] == [
-            {"tokens": tokens, **{f"{figure}/{CASE}/{name}": value for figure, value in figures.items()}}
-            for tokens, name, figures in expected
-        ]
-        assert len(steps) == 4
-        logged = {key for key in steps[3] if "/" not in key and key.endswith("._type")}
-        assert logged == {"records._type", "standing._type", "not_ok._type", "remarks._type"}
-
-    def test_the_tables(self, kept: Kept) -> None:
-        records = kept.table("records")
-        assert tuple(records["columns"]) == COLUMNS
-        assert records["data"] == [
-            [str(value) if isinstance(value, (Status, Verdict)) else value for value in record.row().values()]
-            for record in RECORDS
-        ]
-        assert kept.table("standing")["columns"][-3:] == ["incorrect", "error", "unsettled"]
-        assert kept.table("standing")["data"] == [
-            ["eager", 0, 1.0, 1.0, 0.5, 1, 0, 0, 0, 0],
-            ["fused", 2, 0.7, 0.6, 9.0, 2, 0, 1, 0, 0],
-            ["liger", 0, None, None, None, 0, 1, 0, 0, 0],
-        ]
-        assert kept.table("not_ok")["data"] == [
-            ["fused", CASE, 1, "incorrect", "too far off"],
-            ["liger", CASE, 128, "skipped", "It has no glu scope."],
-        ]
-        assert kept.table("remarks")["data"] == [["fused", CASE, 8192, "ok", "Not checked."]]
-
-    def test_charts_are_drawn(self, kept: Kept) -> None:
-        shown = {key.removeprefix("_wandb.visualize."): one for key, one in kept.config.items() if "visualize" in key}
-        assert {key.split("/")[1] for key in shown} == {"time_ms", "ratio", "limit_pct"}, "no memory was measured"
-        assert shown[f"charts/time_ms/{CASE}"]["panel_config"]["panelDefId"] == "wandb/lineseries/v0"
-        assert shown[f"bars/time_ms/{CASE}"]["panel_config"]["panelDefId"] == "wandb/bar/v0"
-        assert kept.table(f"bars/time_ms/{CASE}")["data"] == [["fused", 60.0]]
-        line = kept.table(f"charts/time_ms/{CASE}")["data"]
-        assert sorted(line) == [[128, "eager", 1.5], [128, "fused", 1.2], [8192, "fused", 60.0]]
+    *steps, last = (call.args[0] for call in own.log.call_args_list)
+    fused = {"time_ms": 1.2, "ratio": 0.8, "error_ratio": 0.25, "saved_mib": 3.0}
+    figures = [(128, "eager", EAGER), (128, "fused", fused), (8192, "fused", {"time_ms": 60.0, "ratio": 0.6})]
+    assert steps == [
+        {"tokens": tokens, **{f"{figure}/{CASE}/{name}": value for figure, value in of.items()}}
+        for tokens, name, of in figures
+    ]
+    assert tuple(last["records"].columns) == COLUMNS
+    assert last["records"].data == [list(record.row().values()) for record in RECORDS]
+    assert last["standing"].columns[-3:] == ["incorrect", "error", "unsettled"]
+    assert last["standing"].data == [
+        ["eager", 0, 1.0, 1.0, 0.5, 1, 0, 0, 0, 0],
+        ["fused", 2, 0.7, 0.6, 9.0, 2, 0, 1, 0, 0],
+        ["liger", 0, None, None, None, 0, 1, 0, 0, 0],
+    ]
+    wrong = ["fused", CASE, 1, "incorrect", "too far off"]
+    assert last["not_ok"].data == [wrong, ["liger", CASE, 128, "skipped", "It has no glu scope."]]
+    assert last["remarks"].data == [["fused", CASE, 8192, "ok", "Not checked."]]
 
 
 @pytest.mark.parametrize("broken", ["no library", "no such id", "the connection", "nothing, it is disabled"])
@@ -225,82 +143,28 @@ def test_without_a_key_a_terminal_is_asked_nothing_and_the_run_goes_on(tmp_path:
     assert went_on == "WENT ON '' True"
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    """The few answers that start a run."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])) or "{}")
-        run = body.get("variables", {}).get("name")
-        bucket = {"id": "1", "name": run, "displayName": run, "config": "{}", "historyLineCount": 0}
-        bucket["project"] = {"id": "1", "name": "swiglu", "entity": {"id": "1", "name": "someone"}}
-        started = body.get("operationName") == "UpsertBucket"
-        answer = json.dumps(
-            {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}} if started else {}}
-        ).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class TestOnline:
-    @pytest.fixture
-    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.ThreadingHTTPServer]:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        monkeypatch.delenv("WANDB_MODE")
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        wandb.teardown()
-        yield server
-        server.shutdown()
-        server.server_close()
-        wandb.teardown()
-
-    def test_an_outage_during_the_run_is_told_once_and_does_not_hang(
-        self, server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        if "finish_timeout" not in wandb.Settings.model_fields:
-            pytest.skip("this wandb waits for the network without limit")
-        monkeypatch.setattr(wandb_run, "FINISH_TIMEOUT_S", 1)
-        monkeypatch.setattr(wandb_run, "charts", lambda records: {})
-        # a table asks the server, and wandb fixes how long: 20 s
-        monkeypatch.setattr(wandb_run, "tables", lambda records: {"rows": len(records)})
-        told: list[str] = []
-        run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
-        assert run.url_or_path.startswith(f"http://127.0.0.1:{server.server_port}/someone/swiglu/runs/")
-        server.shutdown()
-        server.server_close()
-        for record in RECORDS:
-            run.write(record)
-        run.close()
-        (folder,) = tmp_path.glob("wandb/run-*")
-        (line,) = told
-        assert "Timed out finishing run" in line
-        assert line.endswith(f": wandb sync {folder}")
-
-    def test_without_a_network_at_the_start_the_run_is_kept_on_disk(
-        self, server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
-        server.shutdown()
-        server.server_close()
-        monkeypatch.setattr(wandb_run, "START_TIMEOUT_S", 1)
-        told: list[str] = []
-        run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
-        run.write(RECORDS[0])
-        run.close()
-        (line,) = told
-        (folder,) = tmp_path.glob("wandb/offline-run-*")
-        assert "imed out" in line
-        assert line.endswith(f": wandb sync {folder}")
-        assert "\n" not in line
-        assert list(folder.glob("run-*.wandb"))
-        assert capfd.readouterr() == ("", "")
+def test_without_a_network_at_the_start_the_run_is_kept_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setattr(wandb_run, "START_TIMEOUT_S", 1)
+    wandb.teardown()
+    told: list[str] = []
+    run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
+    run.write(RECORDS[0])
+    run.close()
+    wandb.teardown()
+    (line,) = told
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    assert "imed out" in line
+    assert line.endswith(f": wandb sync {folder}")
+    assert "\n" not in line
+    assert list(folder.glob("run-*.wandb"))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_summary() -> None:
