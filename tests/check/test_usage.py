@@ -13,7 +13,7 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Values
-from swiglu_bench.check.usage import REQUIRED, TOLERATED, VALUES, Seeds, arrange, scenarios
+from swiglu_bench.check.usage import Seeds, arrange
 from swiglu_bench.check.usage import small_case as small
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import TensorCheck
@@ -207,25 +207,3 @@ def test_a_refusal_of_what_every_model_does_is_a_fault() -> None:
     assert check.check == "use"
     assert "wide" in check.reason
     assert "not here" in check.reason
-
-
-WITHOUT_WEIGHTS = tuple(scenario for scenario in REQUIRED + TOLERATED if scenario not in usage.WEIGHTS_ONLY)
-
-
-@pytest.mark.parametrize(
-    ("entry", "scope", "asked"),
-    [
-        (pytorch.eager, Scope.GLU, REQUIRED + TOLERATED),
-        (pytorch.compiled, Scope.GLU, REQUIRED),
-        (declared(pytorch.eager.build, trains="nothing"), Scope.GLU, ()),
-        (pytorch.eager, Scope.ACTIVATION, WITHOUT_WEIGHTS),
-        (declared(pytorch.eager.build, trains="inputs"), Scope.GLU, WITHOUT_WEIGHTS),
-    ],
-)  # fmt: skip
-def test_an_implementation_is_asked_for_what_it_offers(
-    entry: Implementation, scope: Scope, asked: tuple[usage.Scenario, ...]
-) -> None:
-    case = small(small_case(scope=scope), "cpu")
-    assert scenarios(entry, case) == asked
-    names = [*VALUES, *(scenario.__name__ for scenario in asked)] if asked else []
-    assert usage.wanted(entry, case) == names
