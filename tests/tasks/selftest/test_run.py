@@ -119,26 +119,23 @@ def test_an_alarm_is_told_and_fails(capsys: Any) -> None:
 def test_what_was_found_before_an_interruption_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(chosen: Any, device: Any, seed: int, count: int, tell: Any) -> Any:
-        tell("case 4", 3)
+    def alarms(*_: Any) -> Any:
         yield Trial("eager", *draw_case(random.Random(0), "cpu"), "wrong")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(selftest, "run_alarms", interrupted)
-    result = run_selftest([], CPU, 0, 9, False, Console(width=200))
-    assert (result.interrupted, result.passed, len(result.cases)) == (True, False, 1)
-    out = capsys.readouterr().out
-    assert "1 false alarms in 1 verifications of 1 implementations at 3 of 9 random cases (seed 0): eager 1" in out
-    assert "Interrupted" in out
-
-    def cut(device: Any, this: Any, tell: Any, specimens: list[Specimen]) -> Any:
+    def specimens(device: Any, this: Any, tell: Any, specimens: list[Specimen]) -> Any:
         yield Catch(specimens[0], specimens[0].caught_by)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(selftest, "run_specimens", cut)
-    result = run_selftest([], CPU, 0, 9, True, Console(width=200))
-    assert (result.interrupted, len(result.specimens), result.cases) == (True, 1, [])
-    assert "1 of 1 wrong implementations that ran here were caught." in capsys.readouterr().out
+    monkeypatch.setattr(selftest, "run_alarms", alarms)
+    monkeypatch.setattr(selftest, "run_specimens", specimens)
+    for with_specimens, told in ((False, "1 false alarms in 1 verifications"), (True, "1 of 1 wrong implementations")):
+        result = run_selftest([], CPU, 0, 9, with_specimens, Console(width=200))
+        found = (len(result.specimens), len(result.cases))
+        assert (result.interrupted, found) == (True, (1, 0) if with_specimens else (0, 1))
+        out = capsys.readouterr().out
+        assert told in out
+        assert "Interrupted" in out
 
 
 def test_the_methodology_counts_them_right() -> None:
