@@ -286,18 +286,13 @@ def test_logs_stay_where_a_row_names_them(monkeypatch: pytest.MonkeyPatch, tmp_p
 FIRST_PLACE, OTHER_PLACE = Place(0, a_gpu(0)), Place(1, a_gpu(1))
 
 
-def test_a_case_whose_place_was_lost_comes_again_elsewhere_and_first() -> None:
-    schedule = Schedule([small_case(tokens=tokens) for tokens in (9, 5)], False)
-    assert schedule.take(FIRST_PLACE, [OTHER_PLACE]) == 0
-    assert schedule.give_back(0, FIRST_PLACE, "it was killed") is None
+def test_a_case_whose_place_was_lost_comes_again_elsewhere_unless_there_is_no_elsewhere() -> None:
     again = Place(2, a_gpu(0))  # another process on the same GPU
-    assert schedule.take(again, [OTHER_PLACE]) == 1
-    assert schedule.take(again, [OTHER_PLACE]) is None, "left to the other place, which is busy"
-    assert schedule.take(OTHER_PLACE, [again]) == 0
-    alone = Schedule([small_case()], False)
-    alone.take(FIRST_PLACE, [])
-    alone.give_back(0, FIRST_PLACE, "it was killed")
-    assert alone.take(again, []) == 0, "where there is no elsewhere"
+    for others, taken in (([OTHER_PLACE], None), ([], 0)):
+        schedule = Schedule([small_case()], False)
+        assert schedule.take(FIRST_PLACE, others) == 0
+        assert schedule.give_back(0, FIRST_PLACE, "it was killed") is None
+        assert schedule.take(again, others) == taken, "left to the other place, which is busy"
 
 
 BOTH = [pytorch.eager, pytorch.eager_packed]

@@ -30,19 +30,6 @@ def is_right(produced: Produced, problem: Problem, draw: Draw) -> bool:
     return all(check.ok for check in judge_here(Judge(problem), produced, draw))
 
 
-def watched(events: list[Any], note: Callable[[Tensor], Any]) -> Implementation:
-    """Right, and notes something of its input in each forward."""
-
-    def build(problem: Problem) -> Step:
-        def forward(x: Tensor) -> Tensor:
-            events.append(note(x))
-            return glu(x, problem.weights)
-
-        return Step(forward)
-
-    return declared(build)
-
-
 @pytest.mark.parametrize(("value", "came"), [(None, "None"), ((torch.ones(1),), "a tuple"), (1.0, "a float")])
 def test_a_forward_that_returns_anything_but_a_tensor_is_an_error(value: Any, came: str) -> None:
     built = Built(declared(lambda problem: Step(lambda x: value)), make_problem(small_case(), "cpu"))
@@ -94,7 +81,10 @@ def test_what_is_timed_is_the_work_alone(mode: Mode, prepared: list[str], ran: l
         drawn.clear()
         events.append("go on")
 
-    built = Built(watched(events, lambda x: "forward"), make_problem(small_case(), "cpu"))
+    def build(problem: Problem) -> Step:
+        return Step(lambda x: events.append("forward") or glu(x, problem.weights))  # type: ignore[func-returns-value]
+
+    built = Built(declared(build), make_problem(small_case(), "cpu"))
     real = built.desk._draw
     built.desk._draw = lambda name, seed: drawn.append(name) or real(name, seed)  # type: ignore[func-returns-value, method-assign]
     call = built.call(mode, ONE)
@@ -135,18 +125,6 @@ def test_weights_stay_and_gradients_do_not_add_up() -> None:
 
 
 # Layouts and what is trained
-
-
-def test_frozen_weights_get_no_gradient_and_what_never_trains_has_none() -> None:
-    problem = make_problem(small_case(), "cpu")
-    for_inference = Built(declared(pytorch.eager_packed.build, trains="nothing"), problem)
-    assert (for_inference.gradients, list(for_inference.train(ONE))) == ((), ["output"])
-    assert for_inference.memory(ONE).peak_bytes > 0
-    built = Built(declared(pytorch.eager_packed.build, trains="inputs", weight_layout="packed"), problem)
-    produced = built.train(ONE)
-    assert list(produced) == ["output", "x"]
-    assert is_right(produced, problem, ONE)
-    assert not any(value.requires_grad or value.grad is not None for value in built.parameters.values())
 
 
 def packed(given: dict[str, Tensor]) -> dict[str, Tensor]:
