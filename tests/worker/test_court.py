@@ -30,6 +30,7 @@ from swiglu_bench.worker import batches, child, court, policy
 from swiglu_bench.worker.batches import Batches
 from swiglu_bench.worker.court import Court, declare, log_name
 from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.worker import MOST_REASON, Malformed, SampleReport
 
 pytestmark = pytest.mark.timed
 
@@ -395,3 +396,18 @@ def test_what_was_asked_before_a_stop_answers_no_later_question() -> None:
         other.send(("answer", answer))
     assert asked.ask(5.0, "second") == "of the second"
     assert [other.recv()[0] for _ in range(2)] == ["first", "second"]
+
+
+REPORT = {"ms": 1.0, "host_us": 2.0, "queue_us": 2.0, "queue_filled": True, "delivered": ["output"], "faults": {}}
+
+
+def test_anything_but_the_fields_of_a_report_is_malformed() -> None:
+    assert SampleReport.checked(REPORT).model_dump() == REPORT
+    changes: list[dict[str, Any]] = [
+        {"ms": "1"}, {"ms": -1.0}, {"ms": float("nan")}, {"ms": None}, {"more": 1}, {"delivered": "output"},
+        {"delivered": ["x" * (MOST_REASON + 1)]}, {"queue_filled": 1}, {"faults": {"output": "wrong"}},
+    ]  # fmt: skip
+    for data in (None, 3, "text", [], {}, *(REPORT | change for change in changes)):
+        with pytest.raises(Malformed) as refused:
+            SampleReport.checked(data)
+        assert "\n" not in str(refused.value)
