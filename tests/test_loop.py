@@ -100,18 +100,6 @@ def test_the_exit_status() -> None:
         assert play(*events)[0] == status, events
 
 
-def test_a_row_is_on_the_disk_before_the_next_is_asked_for() -> None:
-    seen: list[int] = []
-
-    def task(*_: object) -> Iterator[Record]:
-        for tokens in (1, 2, 3):
-            yield a_record(tokens=tokens)
-            seen.append(len(run_folder.frame_of(run_folder.read_rows(Path("run")))))
-
-    run_sweep(task, out=Path("run"))
-    assert seen == [1, 2, 3]
-
-
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt(), RuntimeError("a bug")])
 def test_every_writer_gets_every_row_and_is_closed(end: BaseException | None) -> None:
     wanted = {"out": Path("run"), "log_wandb": True, "wandb_project": "mine", "wandb_tags": ["a, b", "cpu"]}
@@ -165,16 +153,7 @@ def resume(how: Settings, kill_at: int | None = None) -> tuple[list[int], str]:
     return ran, ""
 
 
-def test_resume_continues_where_it_ended_and_a_kept_row_that_failed_fails_the_sweep_again() -> None:
-    again = dataclasses.replace(SETTINGS, run_id="second")
-    assert resume(SETTINGS, kill_at=3)[0] == [1, 2]
-    ran, text = resume(again)
-    assert ran == [3]
-    assert "2 of 3 cases are finished in run and are kept." in text
-    rows = run_folder.frame_of(run_folder.read_rows(Path("run")))
-    assert list(rows["tokens"]) == [1, 1, 2, 2, 3, 3]
-    assert len(set(rows["fingerprint"])) == 6
-    assert resume(again)[0] == []
+def test_a_kept_row_that_failed_fails_the_sweep_again() -> None:
     cases = [dataclasses.replace(CASES[0], tokens=INCORRECT.tokens, mode=INCORRECT.mode)]
     failed = [play(INCORRECT, cases=cases, out=Path("failed"), resume=True)[0] for _ in range(2)]
     assert failed == [1, 1]

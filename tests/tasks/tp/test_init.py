@@ -32,20 +32,8 @@ def test_forward_comes_first_and_own_token_counts_that_do_not_divide_are_left_ou
     ]  # fmt: skip
     assert [(case.ranks, case.tokens) for case in cases(sizes=(2, 4), modes=(Mode.STEP,))] == [(2, 4), (4, 4)]
     assert [case.tokens for case in cases(ways=(False,), modes=(Mode.STEP,))] == [1, 4, 6]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"sizes": (1, 5)}, "made-up's intermediate size 96 is not divisible by 5; give one of 2, 4, 8, 16, 32."),
-        ({"tokens": (4, 6), "sizes": (4,)}, "6 tokens are not divisible by 4 ranks, which sequence parallelism needs"),
-        ({"sizes": (8,)}, "none of the shapes' own token counts is divisible by 8"),
-    ],
-)
-def test_what_does_not_divide_is_refused(options, sentence):
-    with pytest.raises(BadInput) as refused:
-        cases(**options)
-    assert sentence in str(refused.value)
+    with pytest.raises(BadInput, match="none of the shapes' own token counts is divisible by 8"):
+        cases(sizes=(8,))
 
 
 def test_numbers_of_gpus():
@@ -75,8 +63,6 @@ def test_experts_are_split_by_expert_and_rows_travel_in_both_directions():
     these = case.collectives(True)
     assert these == (tp.Collective.ALL_TO_ALL,) * 4
     assert tp.bus_bytes(these, 1000, 2) == 4 * 1000 / 2 / 2, "half of a rank's half stays where it is"
-    with pytest.raises(BadInput, match="number of experts 8 is not divisible by 3; give one of 2, 4, 8"):
-        tp.cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [6], 0, (3,), (True,))
 
 
 def test_the_document_s_arithmetic_is_that_of_the_costs():
