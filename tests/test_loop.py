@@ -21,7 +21,7 @@ from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.contenders import pytorch
-from swiglu_bench.loop import NoPlace, Progress, Schedule, rows, sweep
+from swiglu_bench.loop import NoPlace, Schedule, rows, sweep
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.options import TimingOptions
@@ -100,18 +100,6 @@ def test_the_exit_status() -> None:
         assert play(*events)[0] == status, events
 
 
-def test_a_row_is_on_the_disk_before_the_next_is_asked_for() -> None:
-    seen: list[int] = []
-
-    def task(*_: object) -> Iterator[Record]:
-        for tokens in (1, 2, 3):
-            yield a_record(tokens=tokens)
-            seen.append(len(run_folder.frame_of(run_folder.read_rows(Path("run")))))
-
-    run_sweep(task, out=Path("run"))
-    assert seen == [1, 2, 3]
-
-
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt(), RuntimeError("a bug")])
 def test_every_writer_gets_every_row_and_is_closed(end: BaseException | None) -> None:
     wanted = {"out": Path("run"), "log_wandb": True, "wandb_project": "mine", "wandb_tags": ["a, b", "cpu"]}
@@ -130,16 +118,6 @@ def test_every_writer_gets_every_row_and_is_closed(end: BaseException | None) ->
     assert run.options["config"] == about
     assert (run.options["project"], run.options["folder"], run.options["group"]) == ("mine", Path("run"), "forward")
     assert (run.options["name"], run.options["tags"]) == ("forward cpu", ["forward", "cpu", "a", "b"])
-
-
-def test_progress_and_the_task_s_tables_reach_a_terminal() -> None:
-    def run(court: Court, *_: object) -> Iterator[Record]:
-        court.tell("timing, round 3", 0.7)
-        yield SKIPPED
-
-    _, text = run_sweep(run, screen={"width": 160, "force_terminal": True})
-    assert "case 1/1: small, 1 token, timing, round 3" in text
-    assert "forward" in text
 
 
 @pytest.mark.parametrize("error", [DeviceLost("illegal access"), DoesNotEnd("Process 7 is there."), NoPlace("2 left.")])
@@ -175,16 +153,7 @@ def resume(how: Settings, kill_at: int | None = None) -> tuple[list[int], str]:
     return ran, ""
 
 
-def test_resume_continues_where_it_ended_and_a_kept_row_that_failed_fails_the_sweep_again() -> None:
-    again = dataclasses.replace(SETTINGS, run_id="second")
-    assert resume(SETTINGS, kill_at=3)[0] == [1, 2]
-    ran, text = resume(again)
-    assert ran == [3]
-    assert "2 of 3 cases are finished in run and are kept." in text
-    rows = run_folder.frame_of(run_folder.read_rows(Path("run")))
-    assert list(rows["tokens"]) == [1, 1, 2, 2, 3, 3]
-    assert len(set(rows["fingerprint"])) == 6
-    assert resume(again)[0] == []
+def test_a_kept_row_that_failed_fails_the_sweep_again() -> None:
     cases = [dataclasses.replace(CASES[0], tokens=INCORRECT.tokens, mode=INCORRECT.mode)]
     failed = [play(INCORRECT, cases=cases, out=Path("failed"), resume=True)[0] for _ in range(2)]
     assert failed == [1, 1]
@@ -296,18 +265,13 @@ def test_logs_stay_where_a_row_names_them(monkeypatch: pytest.MonkeyPatch, tmp_p
 FIRST_PLACE, OTHER_PLACE = Place(0, a_gpu(0)), Place(1, a_gpu(1))
 
 
-def test_a_case_whose_place_was_lost_comes_again_elsewhere_and_first() -> None:
-    schedule = Schedule([small_case(tokens=tokens) for tokens in (9, 5)], False)
-    assert schedule.take(FIRST_PLACE, [OTHER_PLACE]) == 0
-    assert schedule.give_back(0, FIRST_PLACE, "it was killed") is None
+def test_a_case_whose_place_was_lost_comes_again_elsewhere_unless_there_is_no_elsewhere() -> None:
     again = Place(2, a_gpu(0))  # another process on the same GPU
-    assert schedule.take(again, [OTHER_PLACE]) == 1
-    assert schedule.take(again, [OTHER_PLACE]) is None, "left to the other place, which is busy"
-    assert schedule.take(OTHER_PLACE, [again]) == 0
-    alone = Schedule([small_case()], False)
-    alone.take(FIRST_PLACE, [])
-    alone.give_back(0, FIRST_PLACE, "it was killed")
-    assert alone.take(again, []) == 0, "where there is no elsewhere"
+    for others, taken in (([OTHER_PLACE], None), ([], 0)):
+        schedule = Schedule([small_case()], False)
+        assert schedule.take(FIRST_PLACE, others) == 0
+        assert schedule.give_back(0, FIRST_PLACE, "it was killed") is None
+        assert schedule.take(again, others) == taken, "left to the other place, which is busy"
 
 
 BOTH = [pytorch.eager, pytorch.eager_packed]
@@ -350,49 +314,29 @@ class FakePlaces:
         return found
 
 
-def played(team: FakePlaces, told: list[tuple[float, str]], warned: list[str]) -> dict[tuple[int, str], Any]:
-    work = Work(lambda *_: iter(()), BOTH, ON_GPUS, 1.0, Path())
-
-    def show(progress: Progress) -> None:
-        told.append((progress.done, str(progress)))
-
-    found = list(rows(team, FOUR, work, show, warned.append))  # type: ignore[arg-type]
-    by_name = {(row.tokens, row.implementation): row for row in found}
-    assert len(by_name) == len(found) == 8, "each row once"
-    return by_name
-
-
-def test_every_row_once_and_each_names_its_gpu() -> None:
-    told: list[tuple[float, str]] = []
-    found = played(FakePlaces(), told, [])
-    assert {row.gpu_uuid for row in found.values()} == {"GPU-0", "GPU-1"}
-    for tokens in (1, 2, 3, 4):
-        assert len({found[tokens, one.name].gpu_uuid for one in BOTH}) == 1
-    assert told[0] == (0.0, "0/4 on 2 GPUs: small, 4 tokens")
-    assert told[-1] == (2.0, "2/4 on 2 GPUs: small, 2 tokens")
-
-
-def test_a_place_that_dies_costs_a_retry_elsewhere() -> None:
-    warned: list[str] = []
-    team = FakePlaces([(0, 4)])
-    found = played(team, [], warned)
-    assert {row.status for row in found.values()} == {Status.OK}
-    assert (1, 4) in team.began
-    assert warned == [f"a GPU 0 was lost: it was killed; {FOUR[3].label} is run once more."]
-
-
-def test_what_kills_two_places_becomes_rows_with_errors() -> None:
-    found = played(FakePlaces([(0, 4), (1, 4)], replaced=True), [], [])
-    errors = {row.tokens: row.reason for row in found.values() if row.status is Status.ERROR}
-    assert errors == {
-        4: "Its process ended 2 times: a GPU 0 was lost: it was killed; then a GPU 1 was lost: it was killed."
+def played(team: FakePlaces) -> tuple[dict[int, set[Status]], list[str]]:
+    """The statuses by tokens, and the warnings."""
+    work, warned = Work(lambda *_: iter(()), BOTH, ON_GPUS, 1.0, Path()), list[str]()
+    found = list(rows(team, FOUR, work, lambda progress: None, warned.append))  # type: ignore[arg-type]
+    assert len({(row.tokens, row.implementation) for row in found}) == len(found) == 8, "each row once"
+    assert {row.gpu_uuid for row in found if row.status is Status.OK} == {
+        f"GPU-{number % 10}" for number in team.places
     }
+    return {case.tokens: {row.status for row in found if row.tokens == case.tokens} for case in FOUR}, warned
+
+
+@pytest.mark.parametrize(("deaths", "last"), [([(0, 4)], Status.OK), ([(0, 4), (1, 4)], Status.ERROR)])
+def test_a_place_that_dies_costs_a_retry_elsewhere_and_what_kills_two_an_error(
+    deaths: list[tuple[int, int]], last: Status
+) -> None:
+    assert played(FakePlaces())[1] == []
+    team = FakePlaces(deaths, replaced=len(deaths) == 2)
+    statuses, warned = played(team)
+    assert statuses == {1: {Status.OK}, 2: {Status.OK}, 3: {Status.OK}, 4: {last}}
+    assert (1, 4) in team.began
+    assert warned[0] == f"a GPU 0 was lost: it was killed; {FOUR[3].label} is run once more."
 
 
 def test_without_a_place_the_sweep_says_what_is_left() -> None:
-    team, warned = FakePlaces([(0, 4), (1, 3)]), list[str]()
-    with pytest.raises(
-        NoPlace, match=r"^4 cases are left and no place to run them: a GPU 1 was lost: it was killed\.$"
-    ):
-        played(team, [], warned)
-    assert len(warned) == 2
+    with pytest.raises(NoPlace, match=r"^4 cases are left and no place to run them: a GPU 1 was lost: it was killed"):
+        played(FakePlaces([(0, 4), (1, 3)]))

@@ -55,7 +55,7 @@ SILENT: dict[str, Callable[[], object]] = {
 }
 
 
-def test_every_setting_has_a_change_below() -> None:
+def test_every_setting_has_a_change_above() -> None:
     assert (set(SETTINGS), set(PUT_BACK)) == (set(BLAMED), set(SILENT))
 
 

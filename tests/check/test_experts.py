@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from judged import admitting
+from judged import checks_of as checks_of_results
 
 from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, RoutingKind, Scope, Shape, tensors
 from swiglu_bench.cases.implementation import Implementation, Step
@@ -38,8 +40,7 @@ def test_the_ways_of_pytorch_are_right(entry: Implementation, shape: Shape, dtyp
     problem = make_problem(case, CPU)
     if entry is experts.batched and dtype is Dtype.BFLOAT16:
         case = dataclasses.replace(case, mode=Mode.FORWARD)  # its weight gradients are summed in bf16
-    admitting, contender = Subject(entry, Scope.EXPERTS, CPU, dtype).admitting(case)
-    checks = admitting.admit(contender).checks
+    checks = checks_of_results(entry, case)
     if case.mode is Mode.STEP:
         assert {check.tensor for check in checks} == {"output", *problem.biases, *tensors(Scope.EXPERTS)}
     assert [(check.tensor, check.reason) for check in checks if not check.ok] == []
@@ -51,10 +52,8 @@ def test_a_limit_that_is_ignored_is_caught_as_a_model_uses_it() -> None:
         return experts.grouped.build(dataclasses.replace(problem, extras=extras))
 
     for entry, caught in ((experts.grouped, False), (dataclasses.replace(experts.grouped, build=unlimited), True)):
-        admitting, contender = Subject(entry, Scope.EXPERTS, CPU, Dtype.FLOAT32).admitting(
-            case_of(mixture(extras=GPT_OSS))
-        )
-        assert bool(admitting.use(contender)) is caught
+        admits, contender = admitting(entry, case_of(mixture(extras=GPT_OSS)))
+        assert bool(admits.use(contender)) is caught
 
 
 @pytest.mark.parametrize(
@@ -77,5 +76,4 @@ def test_wrong_routings_are_caught(specimen: Specimen) -> None:
         return
     shape = dataclasses.replace(SHAPES["cpu"], experts=EXPERTS)
     case = dataclasses.replace(case_of(shape, specimen.tokens or 33), mode=specimen.mode)
-    admitting, contender = subject.admitting(case)
-    assert {check.check for check in admitting.admit(contender).checks} & set(specimen.caught_by)
+    assert {check.check for check in checks_of_results(specimen.implementation, case)} & set(specimen.caught_by)

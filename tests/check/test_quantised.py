@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import judged
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +14,8 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import experts, fp8, pytorch
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.contract.inputs import Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS, SPECIMENS
 from swiglu_bench.tasks.selftest.run import case_of as case_of_specimen
-
-CPU = torch.device("cpu")
 
 
 def case_of(scope: Scope, precision: Precision, mode: Mode = Mode.STEP, tokens: int = 40) -> Case:
@@ -27,8 +25,7 @@ def case_of(scope: Scope, precision: Precision, mode: Mode = Mode.STEP, tokens: 
 
 
 def checks_of(entry: Implementation, case: Case) -> dict[str, TensorCheck]:
-    admitting, contender = Subject(entry, case.scope, CPU, case.dtype).admitting(case)
-    return {check.tensor: check for check in admitting.admit(contender).checks}
+    return {check.tensor: check for check in judged.checks_of(entry, case)}
 
 
 def codes_in(checks: dict[str, TensorCheck]) -> set[str]:

@@ -12,8 +12,7 @@ from specimens import small_case
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
-from swiglu_bench.cases.cases import Dtype, Scope
-from swiglu_bench.check import results
+from swiglu_bench.cases.cases import Dtype
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.results import ALIGNMENT_BYTES, Letterbox, Sizes, fingerprint, form_fault, poison, same_bits
 
@@ -89,30 +88,10 @@ def test_a_fingerprint_sees_one_bit_and_one_exchange(dtype: torch.dtype, shape: 
     for other in (changed, exchanged):
         assert not torch.equal(mark, fingerprint(other))
         assert not same_bits(value, other)
-
-
-def test_nan_counts_as_the_bits_that_it_is() -> None:
-    value = torch.tensor([[math.nan, 1.0]])
-    assert torch.equal(fingerprint(value), fingerprint(value.clone()))
-    assert same_bits(value, value.clone())
-    assert not same_bits(value, torch.tensor([[1.0, math.nan]]))
+    nan = value * math.nan
+    assert torch.equal(fingerprint(nan), fingerprint(nan.clone()))
+    assert same_bits(nan, nan.clone())
     assert not same_bits(torch.zeros(1), -torch.zeros(1))
-
-
-@pytest.mark.parametrize("backward", [True, False])
-def test_poison_is_nan_of_the_results_own_sizes(backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks: list[Tensor] = []
-    real = torch.full
-
-    def watched(*given: Any, **named: Any) -> Tensor:
-        blocks.append(real(*given, **named))
-        return blocks[-1]
-
-    monkeypatch.setattr(results.torch, "full", watched)
-    poison(make_problem(small_case(dtype=Dtype.BFLOAT16, scope=Scope.MLP), "cpu"), backward)
-    output, weights = (7, 24), {(40, 24), (24, 40)}
-    assert {tuple(block.shape) for block in blocks} == ({output, *weights} if backward else {output})
-    assert all(block.dtype is torch.bfloat16 and block.isnan().all() for block in blocks)
 
 
 @pytest.mark.gpu
@@ -126,28 +105,6 @@ def test_memory_that_is_handed_out_next_is_poisoned() -> None:
 # Letterboxes
 
 SIZES = {"output": (7, 5), "empty": (0, 4), "w_gate": (3, 2)}
-
-
-def fill(address: bytes, dtype: torch.dtype) -> None:
-    box = Letterbox.open(address, SIZES, dtype)
-    for number, place in enumerate(box.tensors.values()):
-        place.fill_(number + 1)
-
-
-def test_what_one_process_writes_another_reads() -> None:
-    dtype = torch.bfloat16
-    box = Letterbox.make(SIZES, dtype, CPU)
-    try:
-        assert {name: tuple(place.shape) for name, place in box.tensors.items()} == SIZES
-        assert not any(place.any() or place.data_ptr() % ALIGNMENT_BYTES for place in box.tensors.values())
-        child = multiprocessing.get_context("fork").Process(target=fill, args=(box.address(), dtype))
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-        assert box.tensors["output"].eq(1).all()
-        assert box.tensors["w_gate"].eq(3).all()
-    finally:
-        box.close()
 
 
 def test_no_file_stays_and_closing_twice_is_harmless() -> None:

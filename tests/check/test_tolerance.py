@@ -4,11 +4,8 @@ import pytest
 import torch
 
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.tolerance import BIAS_SHARE, MARGIN, MAX_MARGIN, TensorError, tensor_error, unit_roundoff
+from swiglu_bench.check.tolerance import BIAS_SHARE, TensorError, tensor_error
 from swiglu_bench.rows.record import TensorCheck
-
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
 
 MANY = 10**9
 
@@ -21,12 +18,6 @@ def check(
     name: str, value: torch.Tensor, truth: torch.Tensor, eager: TensorError, dtype: torch.dtype, terms: int = 1
 ) -> TensorCheck:
     return tolerance.check(name, value, truth, eager, tolerance.Arithmetic(dtype, terms, MANY))
-
-
-def floor(dtype: torch.dtype, terms: int = 1) -> tuple[float, float]:
-    """What no implementation can avoid, of the norm and of one element: the store's rounding and an fp32 sum's."""
-    summation = math.sqrt(terms) * 2.0**-24
-    return unit_roundoff(dtype) / 2 + summation, unit_roundoff(dtype) + summation
 
 
 def signs(value: torch.Tensor) -> torch.Tensor:
@@ -68,20 +59,13 @@ def test_what_is_not_finite_or_empty_or_zero() -> None:
 # check
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("terms", [1, 11008])
-def test_the_budget_is_eager_s_error_with_a_margin_and_the_rounding(dtype: torch.dtype, terms: int) -> None:
+# check
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_no_implementation_can_do_better_than_to_round_the_truth_once(dtype: torch.dtype) -> None:
     truth = normal(30, 30)
-    verdict = check("output", truth.to(dtype), truth, TensorError(0.01, 0.1, True), dtype, terms)
-    whole, element = floor(dtype, terms)
-    peak = truth.abs().max().item() / rms(truth)
-    assert verdict.allowed == pytest.approx(MARGIN * 0.01 + whole)
-    assert verdict.max_allowed == pytest.approx(MAX_MARGIN * 0.1 + element * peak)
-    rounded = check("output", truth.to(dtype), truth, TensorError(0.0, 0.0, True), dtype)
-    assert rounded.ok, "no implementation can do better than to round the truth once"
-
-
-FINE = TensorError(0.01, 0.1, True)
+    assert check("output", truth.to(dtype), truth, TensorError(0.0, 0.0, True), dtype).ok
 
 
 # Distribution, few elements, bias
@@ -99,24 +83,6 @@ def test_the_distribution_of_errors_and_where_the_worst_is() -> None:
     assert tensor_error(value, truth).median is None
 
 
-def test_few_elements_are_judged_by_what_chance_can_do() -> None:
-    assert [tolerance.scatter(count) for count in (0, 1000, 10**9)] == [1.0, 1.0, 1.0]
-    assert tolerance.scatter(1) == tolerance.scatter(2) == tolerance.FEW_MARGIN > tolerance.scatter(3)
-    assert tolerance.scatter(150) < MARGIN < tolerance.scatter(130)
-    factors = [tolerance.scatter(count) for count in range(1, 1001)]
-    assert factors == sorted(factors, reverse=True)
-
-
-def test_errors_of_h_scatter_as_those_of_fewer_normal_numbers() -> None:
-    """Gate and up of either sign make h uneven: few of its elements have most of the error."""
-    generator = torch.Generator().manual_seed(0)
-    gate, up = torch.randn(2, 10_000, 160, generator=generator)
-    roundings = torch.rand(2, 10_000, 160, generator=generator) - 0.5
-    errors = (torch.nn.functional.silu(gate) * up * roundings).square().mean(-1).sqrt()
-    most = (errors[0] / errors[1]).max().item()
-    assert tolerance.scatter(160) < most < tolerance.scatter(160 // tolerance.UNEVEN)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_errors_of_few_elements_of_h_stand_in_every_tensor(seed: int) -> None:
     """Of one token, a weight's gradient is an outer product: a few errors, each in a whole row."""
@@ -129,15 +95,14 @@ def test_errors_of_few_elements_of_h_stand_in_every_tensor(seed: int) -> None:
     one_way = torch.outer(gradient * (1 + 1e-3), x)
     fine = TensorError(1e-3, 1e-2, True)
     for elements, reason in ((12, ""), (MANY, "bias")):
-        assert (
-            tolerance.check("w", one_way, truth, fine, tolerance.Arithmetic(torch.float32, 1, elements)).check == reason
-        )
+        arithmetic = tolerance.Arithmetic(torch.float32, 1, elements)
+        assert tolerance.check("w", one_way, truth, fine, arithmetic).check == reason
 
 
 def test_an_error_of_one_direction_fails_long_before_the_norm_sees_it() -> None:
     truth = normal(300, 300)
     eager = TensorError(0.01, 0.1, True)
-    allowed = BIAS_SHARE * (MARGIN * eager.relative + floor(torch.float32)[0])
+    allowed = BIAS_SHARE * check("output", truth.float(), truth, eager, torch.float32).allowed
     for factor, passes in ((0.5, True), (1.5, False), (-0.5, True), (-1.5, False)):
         verdict = check("output", (truth * (1 + factor * allowed)).float(), truth, eager, torch.float32)
         assert verdict.error < verdict.allowed

@@ -13,7 +13,7 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Values
-from swiglu_bench.check.usage import REQUIRED, TOLERATED, VALUES, Seeds, arrange, scenarios
+from swiglu_bench.check.usage import Seeds, arrange
 from swiglu_bench.check.usage import small_case as small
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import TensorCheck
@@ -40,14 +40,22 @@ def test_what_is_right_passes_at_every_scope_and_dtype(entry: Implementation, sc
     assert faults(entry, scope, dtype) == ()
 
 
-def test_a_kernel_that_keeps_more_digits_passes() -> None:
+def test_more_digits_and_sums_in_another_order_are_no_fault() -> None:
     def forward(*given: Tensor) -> Tensor:
         return right_forward(*(value.float() for value in given)).to(given[0].dtype)
 
     def backward(*given: Tensor) -> Any:
         return tuple(value.to(given[0].dtype) for value in right_backward(*(value.float() for value in given)))
 
+    def term_by_term(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        """Far below zero a gate's last digits are SiLU's first ones, and a product may add them up in any order."""
+        gate = x.new_zeros(*x.shape[:-1], len(w_gate))
+        for column, row in zip(x.unbind(-1), w_gate.unbind(-1), strict=True):
+            gate = gate + column[..., None] * row
+        return torch.nn.functional.silu(gate) * (x @ w_up.T)
+
     assert faults(declared(lambda problem: glu(problem, forward, backward)), dtype=Dtype.BFLOAT16) == ()
+    assert faults(declared(lambda problem: glu(problem, term_by_term))) == ()
 
 
 def gpt_oss() -> Case:
@@ -177,18 +185,6 @@ def test_each_kind_of_fault_shows_where_it_is_made(name: str, where: set[str]) -
     assert all(check.reason for check in found)
 
 
-def test_a_sum_in_fp32_one_term_after_the_other_is_no_fault() -> None:
-    """Far below zero a gate's last digits are SiLU's first ones, and a product may add them up in any order."""
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        gate = x.new_zeros(*x.shape[:-1], len(w_gate))
-        for column, row in zip(x.unbind(-1), w_gate.unbind(-1), strict=True):
-            gate = gate + column[..., None] * row
-        return torch.nn.functional.silu(gate) * (x @ w_up.T)
-
-    assert faults(declared(lambda problem: glu(problem, forward))) == ()
-
-
 def refusing(when: Callable[[Tensor], bool]) -> Implementation:
     def forward(x: Tensor, *weights: Tensor) -> Tensor:
         if when(x):
@@ -198,34 +194,9 @@ def refusing(when: Callable[[Tensor], bool]) -> Implementation:
     return declared(lambda problem: glu(problem, forward))
 
 
-def test_a_refusal_with_an_error_is_tolerated_where_a_model_can_do_without() -> None:
+def test_a_refusal_with_an_error_is_tolerated_only_where_a_model_can_do_without() -> None:
     assert faults(refusing(lambda x: x.dim() > 2 or not x.is_contiguous() or not torch.isfinite(x).all())) == ()
-
-
-def test_a_refusal_of_what_every_model_does_is_a_fault() -> None:
     (check,) = faults(refusing(lambda x: bool(x.abs().max() > 30)))
     assert check.check == "use"
     assert "wide" in check.reason
     assert "not here" in check.reason
-
-
-WITHOUT_WEIGHTS = tuple(scenario for scenario in REQUIRED + TOLERATED if scenario not in usage.WEIGHTS_ONLY)
-
-
-@pytest.mark.parametrize(
-    ("entry", "scope", "asked"),
-    [
-        (pytorch.eager, Scope.GLU, REQUIRED + TOLERATED),
-        (pytorch.compiled, Scope.GLU, REQUIRED),
-        (declared(pytorch.eager.build, trains="nothing"), Scope.GLU, ()),
-        (pytorch.eager, Scope.ACTIVATION, WITHOUT_WEIGHTS),
-        (declared(pytorch.eager.build, trains="inputs"), Scope.GLU, WITHOUT_WEIGHTS),
-    ],
-)  # fmt: skip
-def test_an_implementation_is_asked_for_what_it_offers(
-    entry: Implementation, scope: Scope, asked: tuple[usage.Scenario, ...]
-) -> None:
-    case = small(small_case(scope=scope), "cpu")
-    assert scenarios(entry, case) == asked
-    names = [*VALUES, *(scenario.__name__ for scenario in asked)] if asked else []
-    assert usage.wanted(entry, case) == names

@@ -1,12 +1,9 @@
 """The rows of other projects, on packages of the same names and signatures written in plain torch."""
 
-import ast
 import importlib
 import importlib.util
-import inspect
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,23 +125,6 @@ def test_a_row_is_right_if_its_package_is(quack: Quack, one: Implementation, sco
     assert failures(one, small_case(scope=scope, mode=mode)) == []
     if one.package == "quack":
         assert set(quack.tuned) == {one is peers.quack_tuned}
-
-
-@pytest.mark.parametrize(
-    ("file", "name", "stand_in"),
-    [("mlp", "LigerMLPFunction", swiglu_mlp), ("fused_moe", "LigerFusedMoEFunction", fused_moe)],
-)
-def test_liger_takes_its_arguments_in_the_order_of_the_row(file: str, name: str, stand_in: Any) -> None:
-    """By its source: importing the package takes seconds."""
-    spec = importlib.util.find_spec("liger_kernel")
-    if spec is None or spec.origin is None:
-        pytest.skip("liger-kernel is not installed")
-    source = (Path(spec.origin).parent / "ops" / f"{file}.py").read_text(encoding="utf-8")
-    (function,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == name)
-    (forward,) = (node for node in ast.walk(function) if getattr(node, "name", "") == "forward")
-    arguments = [argument.arg for argument in forward.args.args]
-    expected = ["ctx", *inspect.signature(stand_in).parameters]
-    assert arguments[: len(expected)] == expected
 
 
 # Where they do not run

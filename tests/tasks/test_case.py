@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import bad_implementations as bad
 import pytest
 import torch
 import user_implementations as mine
@@ -68,40 +67,25 @@ def assert_has_no_time(record: Record) -> None:
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("scope", list(Scope))
 def test_eager_gives_a_complete_row(scope: Scope, mode: Mode) -> None:
-    record = rows(small_case(scope=scope, mode=mode), [pytorch.eager])["eager"]
+    record = rows(small_case(scope=scope, mode=mode, dtype=Dtype.BFLOAT16), [pytorch.eager])["eager"]
     assert (record.status, record.reason) == (Status.OK, "")
-    assert (record.shape, record.hidden, record.intermediate, record.tokens) == ("small", 24, 40, 7)
-    assert (record.dtype, record.scope, record.mode, record.seed) == ("float32", scope, mode, 0)
-    assert (record.run_id, record.command, record.device) == ("r", "c", THIS.device)
+    assert (record.dtype, record.scope, record.mode, record.tokens) == ("bfloat16", scope, mode, 7)
     assert record.gradients.split() == list(tensors(scope))
-    assert record.time_p10_ms <= record.time_ms <= record.time_p90_ms  # type: ignore[operator]
     assert (record.rounds, len(record.samples_ms), record.stopped_by) == (4, 4, "rounds")
-    assert (record.queue_filled, record.l2, record.regime) == (1.0, "cpu", "steady")
+    assert record.time_ms == pytest.approx(sum(sorted(record.samples_ms)[1:3]) / 2)
+    assert record.time_p10_ms <= record.time_ms <= record.time_p90_ms  # type: ignore[operator]
+    assert record.tflops == pytest.approx(record.flops / record.time_ms / 1e9)  # type: ignore[operator]
+    assert record.gbps == pytest.approx(record.min_bytes / record.time_ms / 1e6)  # type: ignore[operator]
+    assert not record.limit_ms or record.limit_pct == pytest.approx(100 * record.limit_ms / record.time_ms)
     ratios = ("", None, None, None) if scope is Scope.EXPERTS else ("eager", 1.0, 1.0, 1.0)  # grouped is not there
     assert (record.baseline, record.ratio, record.ratio_low, record.ratio_high) == ratios
-    assert record.comparable
-    assert record.first_call_ms
     assert record.error_ratio <= 1  # type: ignore[operator]
     names = ["output"] if mode is Mode.FORWARD else ["output", *tensors(scope)]
     assert [check.tensor for check in record.tensor_checks] == names
-    assert [part.split("=")[0] for part in record.errors.split()] == names
     assert len(set(record.drawn.split())) == 3, "weights and two calls"
-    assert (record.copy_gbps, record.matmul_tflops, record.ceilings_at) == (10.0, 0.1, "2026-01-01T00:00:00Z")
+    assert record.first_call_ms
     assert record.sm_mhz is record.latency_us is record.graph_us is record.energy_j is None
-    for name, value in record.row().items():
-        assert not (isinstance(value, float) and math.isnan(value)), name
-
-
-@pytest.mark.parametrize("dtype", list(Dtype))
-def test_figures_follow_from_the_time(dtype: Dtype) -> None:
-    record = rows(small_case(dtype=dtype), [pytorch.eager])["eager"]
-    assert record.time_ms == pytest.approx(sorted(record.samples_ms)[1] / 2 + sorted(record.samples_ms)[2] / 2)
-    assert record.flops
-    assert record.min_bytes
-    assert record.tflops == pytest.approx(record.flops / (record.time_ms * 1e-3) / 1e12)
-    assert record.gbps == pytest.approx(record.min_bytes / (record.time_ms * 1e-3) / 1e9)
-    if record.limit_ms:
-        assert record.limit_pct == pytest.approx(100 * record.limit_ms / record.time_ms)
+    assert not any(isinstance(value, float) and math.isnan(value) for value in record.row().values())
 
 
 # Contenders that deserve no time
@@ -116,16 +100,6 @@ def test_a_wrong_implementation_is_incorrect_and_has_no_time() -> None:
     assert wrong.error_ratio is not None
     assert wrong.error_ratio > 1000
     assert_has_no_time(wrong)
-
-
-def test_what_cannot_be_built_or_breaks_while_timed_is_an_error_and_the_others_go_on() -> None:
-    everyone = [mine.unbuilt, pytorch.eager, mine.fragile, mine.mine, bad.unspeakable]
-    found = rows(small_case(mode=Mode.FORWARD), everyone)
-    for name, told in {"unbuilt": "RuntimeError: no such tile", "fragile": "FloatingPointError: worn out"}.items():
-        assert (found[name].status, told in found[name].reason) == (Status.ERROR, True)
-        assert_has_no_time(found[name])
-    assert (found["unspeakable"].status, "Unspeakable" in found["unspeakable"].reason) == (Status.ERROR, True)
-    assert [found[name].status for name in ("eager", "mine")] == [Status.OK, Status.OK]
 
 
 def test_a_lost_device_ends_the_run_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,15 +224,11 @@ def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take(
     record = rows(small_case(scope=Scope.EXPERTS, tokens=3), [pytorch.eager])["eager"]
     assert (record.experts, record.top_k, record.routing) == (5, 2, "uniform")
     assert 0 <= record.expert_tokens_min <= record.expert_tokens_median <= record.expert_tokens_max <= 3  # type: ignore[operator]
-    assert (record.expert_tokens_min == 0) == (record.idle_experts > 0)
     assert record.padding_share == pytest.approx(1 - 6 / (128 * (5 - record.idle_experts)))
     assert record.grouped_ms
     shape = dataclasses.replace(small_case(scope=Scope.EXPERTS).shape, extras=Extras(bias=True, limit=7.0, alpha=1.702))
     biased = rows(small_case(scope=Scope.EXPERTS, tokens=3, shape=shape), [pytorch.eager])["eager"]
     assert (biased.status, biased.reason) == (Status.OK, "")
-    assert biased.min_bytes
-    dense = rows(small_case(), [pytorch.eager])["eager"]
-    assert (dense.experts, dense.routing, dense.padding_share, dense.grouped_ms) == (None, "", None, None)
 
 
 # Memory and verify
@@ -273,13 +243,6 @@ def test_memory_of_others() -> None:
     assert found["inference"].peak_bytes
 
 
-def test_verify_checks_the_output_both_ways_and_every_gradient() -> None:
-    record = rows(small_case(scope=Scope.MLP), [pytorch.eager], settings(Task.VERIFY))["eager"]
-    assert record.status is Status.OK
-    assert [one.tensor for one in record.tensor_checks] == ["output (inference)", "output", *tensors(Scope.MLP)]
-    assert_has_no_time(record)
-
-
 def test_verify_finds_a_forward_that_is_wrong_without_autograd_only() -> None:
     def build(problem: Any) -> Any:
         return mine.Step(lambda x: mine.glu(x, problem) * (1 if torch.is_grad_enabled() else 1.01))
@@ -291,17 +254,6 @@ def test_verify_finds_a_forward_that_is_wrong_without_autograd_only() -> None:
 
 
 # One row at a time
-
-
-def test_an_interruption_ends_the_run_after_the_rows_so_far() -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.finished == 1 and progress.doing.startswith("timing"):
-            raise KeyboardInterrupt
-
-    cases, kept = [small_case(tokens=n) for n in (1, 2, 3)], []
-    with pytest.raises(KeyboardInterrupt):
-        kept.extend(record.tokens for record in run_here(cases, [pytorch.eager], settings(), THIS, interrupt))
-    assert kept == [1]
 
 
 def test_nothing_of_a_case_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def watched(states: list[GpuState], others: list[int] | NoAnswer) -> Record:
     return record
 
 
-def test_figures_of_all_rounds_become_one() -> None:
+def test_figures_of_all_rounds_become_one_and_those_not_given_are_missing() -> None:
     states = [
         GpuState(1980, 600.0, 50, ""), GpuState(1700, 700.0, 55, "software-power-cap"),
         GpuState(1800, 690.0, 60, "software-power-cap hardware-thermal"), GpuState(1900, 650.0, 58, ""),
@@ -165,10 +165,7 @@ def test_figures_of_all_rounds_become_one() -> None:
     assert record.cycles == pytest.approx(2.0e-3 * 1850e6)
     assert (record.throttle, record.throttled_share) == ("software-power-cap hardware-thermal", 0.5)
     assert (record.states, record.other_processes) == (tuple(states), 2)
-
-
-def test_figures_that_the_driver_does_not_give_are_missing() -> None:
     record = watched([GpuState(None, None, None, None)] * 3, NoAnswer("as in a container"))
-    assert record.sm_mhz is record.power_w is record.temperature_c is record.cycles is record.throttled_share is None
-    assert (record.throttle, record.other_processes) == ("", None)
+    figures = (record.sm_mhz, record.power_w, record.temperature_c, record.cycles, record.throttled_share)
+    assert (*figures, record.other_processes) == (None,) * 6
     assert "as in a container" in record.gpu_note

@@ -15,7 +15,7 @@ from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.measure.statistics import Verdict
 from swiglu_bench.tasks import tune
-from swiglu_bench.tasks.tune import CannotTune, TunedTile, Tuner, difference
+from swiglu_bench.tasks.tune import CannotTune, TunedTile, Tuner
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.workloads import Runnable, Workload
@@ -64,11 +64,8 @@ def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) ->
 def test_the_fastest_wins(ms: dict[str, float], best: Choice, verdict: Verdict, winner: Choice) -> None:
     found = tuned(takes(shipped=1.0, **ms))
     assert (found.shipped, found.best, found.verdict, found.winner) == (SHIPPED, best, verdict, winner)
-    assert found.ratio.median == pytest.approx(min(ms.values()), rel=0.01)
-    assert (found.shipped_ms, found.best_ms) == (
-        pytest.approx(1.0, rel=0.01),
-        pytest.approx(min(ms.values()), rel=0.01),
-    )
+    figures = (found.ratio.median, found.best_ms, found.shipped_ms)
+    assert figures == pytest.approx((min(ms.values()), min(ms.values()), 1.0), rel=0.01)
     assert (found.tried, found.rejected) == (4, {})
 
 
@@ -185,22 +182,6 @@ def test_where_the_shipped_choice_or_no_other_works(
         tuned(takes())
 
 
-# What counts as equal
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_differences(dtype: torch.dtype) -> None:
-    right = torch.randn(100, 50).to(dtype)
-    rounded_otherwise = torch.nextafter(right, torch.full_like(right, 9.0))
-    assert difference([rounded_otherwise], [right]) == ""
-    for wrong_value in (right[7, 3] + 0.5, torch.nan, torch.inf):
-        wrong = right.clone()
-        wrong[7, 3] = wrong_value
-        assert difference([right, wrong], [right, right]).startswith("1 of 5000 elements differ, first (7, 3): ")
-    shifted = right.roll(1, 0)
-    assert "elements differ" in difference([shifted], [right])
-
-
 # The file
 
 
@@ -241,14 +222,9 @@ def test_a_file_that_is_not_sound_is_moved_aside(path: Path) -> None:
     assert "it was moved to" in said[0]
 
 
-def test_clearing_spares_a_file_of_another_kind_that_was_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tune.clear(path) == f"Nothing is kept in {path}."
-    tune.keep(path, ENTRY, True, pytest.fail)
-    assert tune.clear(path) == f"Removed {path} with tuned choices: 1."
-    assert list(path.parent.iterdir()) == []
+def test_clearing_spares_a_file_of_another_kind_that_was_named(path: Path) -> None:
+    path.parent.mkdir()
     path.write_text("somebody's letters")
     with pytest.raises(BadInput, match=r"which is not a file of tuned choices .*; remove it yourself"):
         tune.clear(path)
     assert path.exists()
-    monkeypatch.delenv(tuning.VARIABLE)
-    assert tune.clear(path) == f"Removed {path}, which was not sound."

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from judged import admitting
 from specimens import declared, small_case
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from swiglu_bench.check.results import Letterbox
 from swiglu_bench.check.tolerance import tensor_error
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
-from swiglu_bench.tasks.contract.inputs import Subject
 from swiglu_bench.tasks.selftest.run import SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu
 from swiglu_bench.worker import admission
@@ -35,9 +35,8 @@ CPU = torch.device("cpu")
 def admitted(one: Implementation, case: Case, extras: Extras = PLAIN, drawn: Drawn | None = None) -> Any:
     """The verdicts on an implementation, in full."""
     drawn = drawn or Drawn.new()
-    admitting, contender = Subject(one, case.scope, CPU, case.dtype).admitting(case, extras=extras, drawn=drawn)
-    thorough = Admitting(admitting._court, case, drawn, thorough=True, extras=extras)
-    return thorough.admit(contender)
+    admits, contender = admitting(one, case, extras=extras, drawn=drawn)
+    return Admitting(admits._court, case, drawn, thorough=True, extras=extras).admit(contender)
 
 
 def faults(one: Implementation, case: Case, extras: Extras = PLAIN) -> set[tuple[str, str]]:
@@ -95,10 +94,9 @@ def test_a_sigmoid_written_out_passes_in_half_precision(seed: int, monkeypatch: 
         return Step(forward)
 
     monkeypatch.setattr(admission, "new_seed", functools.partial(random.Random(seed).getrandbits, 62))
-    case = small_case(dtype=Dtype.FLOAT16)
-    admitting, contender = Subject(declared(build), case.scope, CPU, case.dtype).admitting(case)
-    admitting.build(contender)
-    assert [check.reason for check in admitting.use(contender)] == []
+    admits, contender = admitting(declared(build), small_case(dtype=Dtype.FLOAT16))
+    admits.build(contender)
+    assert [check.reason for check in admits.use(contender)] == []
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -159,8 +157,8 @@ def test_only_what_it_declares_may_be_overwritten(declares: bool) -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_its_check(name: str) -> None:
     specimen = SPECIMENS[name]
-    shape = SHAPES["cpu"]
-    case = small_case(scope=specimen.scope, dtype=specimen.dtype, mode=specimen.mode, shape=shape, tokens=33)
+    at = {"scope": specimen.scope, "dtype": specimen.dtype, "mode": specimen.mode}
+    case = small_case(shape=SHAPES["cpu"], tokens=33, **at)
     found = {check for _, check in faults(specimen.implementation, case)}
     assert found & set(specimen.caught_by)
     assert found <= set(FAULTS)
@@ -177,8 +175,8 @@ def test_what_is_wrong_is_named_by_its_check(name: str) -> None:
 def test_what_is_used_at_small_sizes_is_used_at_its_own(one: Implementation, right: bool, mode: Mode) -> None:
     case = small_case(shape=Shape("large", 64, 192, "more than the small layers", (129,)), tokens=129, mode=mode)
     drawn = Drawn.new()
-    admitting, contender = Subject(one, case.scope, CPU, case.dtype).admitting(case, drawn=drawn)
-    thorough = Admitting(admitting._court, case, drawn, thorough=True, used={})
+    admits, contender = admitting(one, case, drawn=drawn)
+    thorough = Admitting(admits._court, case, drawn, thorough=True, used={})
     wrong = [check for check in thorough.admit(contender).checks if not check.ok]
     assert [check.check for check in wrong] == ([] if right else ["use"]), wrong
     assert right or "at its own size" in wrong[0].reason

@@ -46,30 +46,26 @@ def test_noise_adds_and_never_takes_away(
     assert "eager" not in said
 
 
-def test_on_a_busy_machine_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    for factor, kind in ((1.4, Unsettled), (2.5, WrongTime)):
-        said = found(monkeypatch, {"eager": chain([batches.BUSY + 1], repeat(1.0)), "mine": repeat(factor)})
-        assert type(said["mine"]) is kind
-
-
-def test_nor_is_it_where_the_host_takes_longer_than_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for factor, kind in ((1.1, type(None)), (1.5, Unsettled), (2.5, WrongTime)):
-        said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, "eager", "mine")
-        assert type(said.get("mine")) is kind
-        assert ("host takes longer" in str(said.get("mine"))) is (kind is Unsettled)
-
-
-def test_what_inputs_take_the_host_is_as_uncertain_as_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    for host_bound, inputs_ms, factor, kind in (
-        (("mine",), 2.0, 1.4, type(None)),
-        (("mine",), 2.0, 1.6, Unsettled),
-        (("mine",), 20.0, 1.9, type(None)),
-        (("mine",), 20.0, 2.5, WrongTime),  # beyond doubt all the same
-        ((), 2.0, 1.4, WrongTime),
-    ):
-        took = {"eager": repeat(1.0), "mine": repeat(factor)}
-        said = found(monkeypatch, took, "eager", *host_bound, inputs_ms=inputs_ms)
-        assert type(said.get("mine")) is kind
+@pytest.mark.parametrize(
+    ("busy", "host_bound", "inputs_ms", "said"),
+    [
+        (True, (), 0.0, {1.4: Unsettled, 2.5: WrongTime}),
+        (False, ("mine",), 0.0, {1.1: None, 1.5: Unsettled, 2.5: WrongTime}),
+        (False, ("mine",), 2.0, {1.4: None, 1.6: Unsettled}),
+        (False, ("mine",), 20.0, {1.9: None, 2.5: WrongTime}),
+        (False, (), 2.0, {1.4: WrongTime}),
+    ],
+    ids=["busy machine", "host takes longer than GPU", "as do its inputs", "many inputs", "inputs alone"],
+)
+def test_where_times_are_uncertain_only_what_is_beyond_doubt_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, busy: bool, host_bound: tuple[str, ...], inputs_ms: float, said: dict[float, Any]
+) -> None:
+    for factor, kind in said.items():
+        eager = chain([batches.BUSY + 1 if busy else 1.0], repeat(1.0))
+        took = {"eager": eager, "mine": repeat(factor)}
+        mine = found(monkeypatch, took, "eager", *host_bound, inputs_ms=inputs_ms).get("mine")
+        assert type(mine) is (kind or type(None)), factor
+        assert ("host takes longer" in str(mine)) is (kind is Unsettled and not busy)
 
 
 @pytest.mark.parametrize("baseline", ["", "grouped"], ids=["none asked for", "one that could not run"])

@@ -55,10 +55,15 @@ def rows(
     return list(run_here([small_case()], everyone, settings, this, logs=folder, timeout_s=timeout_s))
 
 
-def test_what_the_tool_finds_is_in_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_tool_finds_is_in_the_row_and_a_clean_call_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clean,) = rows(tmp_path, monkeypatch, finds=False)
+    assert clean.status is Status.OK, clean.reason
+    assert [check.tensor for check in clean.tensor_checks] == ["memcheck"]
+    assert {path.name for path in tmp_path.iterdir()} == {one_call.PROGRAM}
     (row,) = rows(tmp_path, monkeypatch, finds=True)
-    assert row.status is Status.INCORRECT
-    assert "Invalid __global__ write of size 2 bytes" in row.reason
+    assert (row.status, "Invalid __global__ write of size 2 bytes" in row.reason) == (Status.INCORRECT, True)
     (log,) = tmp_path.glob("*.log")
     assert str(log) in row.reason
 
@@ -69,13 +74,6 @@ def test_only_the_dispatch_of_warps_may_race(tmp_path: Path, monkeypatch: pytest
     (real,) = rows(tmp_path, monkeypatch, finds=False, races=31)
     assert real.status is Status.INCORRECT
     assert "in kernels.py:10 and Write access at kernel+0x10 in kernels.py:31 [8 hazards]" in real.reason
-
-
-def test_a_clean_call_passes_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = rows(tmp_path, monkeypatch, finds=False)
-    assert row.status is Status.OK, row.reason
-    assert [check.tensor for check in row.tensor_checks] == ["memcheck"]
-    assert {path.name for path in tmp_path.iterdir()} == {one_call.PROGRAM}
 
 
 def test_a_call_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,22 +70,15 @@ def found(hides_ms: float, rounds: Rounds) -> dict[str, Exception]:
     return turns.disagreements(rounds)
 
 
-def test_what_takes_longer_at_each_look_is_wrong_and_one_look_acquits() -> None:
+def test_what_takes_longer_at_each_look_is_wrong_unless_the_baselines_own_processes_cannot_tell() -> None:
     longer = rounds_of(eager=[0.3] * 20, twin=[0.31] * 20, other=[30.0] * 20)
     assert isinstance(found(30.0, longer)["other"], WrongTime)
-    assert not found(-0.9, longer)
-
-
-def test_what_the_baselines_own_processes_cannot_tell_is_undecided() -> None:
+    assert not found(-0.9, longer), "one look acquits"
     apart = rounds_of(eager=[0.3] * 20, twin=[3.0] * 20, other=[4.0] * 20)
     assert isinstance(found(30.0, apart)["other"], Unsettled)
-
-
-def test_some_true_samples_do_not_hide_the_others() -> None:
     lies, truths = [Sample(1.0, 0, 0, True, None, 5.3)] * 11, [Sample(5.0, 0, 0, True, None, 5.3)] * 9
-    rounds = rounds_of(eager=[0.3] * 20, twin=[0.3] * 20)
-    rounds.timings["other"] = Timing(lies + truths)
-    assert isinstance(found(30.0, rounds)["other"], WrongTime)
+    longer.timings["other"] = Timing(lies + truths)
+    assert isinstance(found(30.0, longer)["other"], WrongTime), "some true samples do not hide the others"
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -1,10 +1,13 @@
 """Each check of the contract, on implementations that keep it and on ones that break it."""
 
 import os
+from pathlib import Path
 from typing import Any
 
+import bad_implementations as bad
 import pytest
 import torch
+from from_files import from_file
 from specimens import declared, small_case
 from torch import Tensor
 
@@ -12,13 +15,16 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import fused, peers, pytorch
+from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.contract.inputs import Subject
 from swiglu_bench.tasks.contract.matrix import CHECKS, checks_of
 from swiglu_bench.tasks.selftest.run import SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import Differentiable, gate_gradients, glu, right_backward, right_forward
-from swiglu_bench.tasks.untimed import Asked, audit_here
+from swiglu_bench.tasks.untimed import Asked, audit, audit_here
+from swiglu_bench.worker.court import Court
+from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
 NAMES = [check.name for check in CHECKS if Scope.GLU in check.scopes]
@@ -89,12 +95,6 @@ def around_overwriting(problem: Problem) -> Step:
     return Step(lambda x: Differentiable.apply(gated, overwriting, x @ w_gate.T, x @ w_up.T))
 
 
-def test_a_second_backward_on_overwritten_tensors_is_found_to_differ_in_silence() -> None:
-    cell = cells(declared(around_overwriting), Scope.GLU, "second backward")["second backward"]
-    assert cell.verdict is AuditVerdict.FAIL
-    assert cell.reason.startswith("the second backward silently differs: x: relative error")
-
-
 def counts(problem: Problem) -> Step:
     calls: list[int] = []
 
@@ -124,7 +124,13 @@ def breaks_the_graph(problem: Problem) -> Step:
     return Step(forward)
 
 
-FAIL, UNSUPPORTED, PASS = AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.PASS
+def full(problem: Problem) -> Step:
+    raise torch.OutOfMemoryError("no room")
+
+
+FAIL, UNSUPPORTED, PASS, NOT_RUN = (
+    AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.PASS, AuditVerdict.NOT_RUN,
+)  # fmt: skip
 BROKEN = [
     (SPECIMENS["ignores-strides"].implementation.build, "non-contiguous", FAIL,
      "with every other column: output: relative error"),
@@ -142,6 +148,8 @@ BROKEN = [
     (pytorch.eager.build, "packed weights", FAIL, "not one of (160, 48)"),
     (breaks_the_graph, "compile fullgraph", UNSUPPORTED, "raises "),
     (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", PASS, ""),
+    (around_overwriting, "second backward", FAIL, "the second backward silently differs: x: relative error"),
+    (full, "float32", NOT_RUN, "no room"),
 ]  # fmt: skip
 
 
@@ -164,13 +172,6 @@ def test_a_failure_of_the_device_ends_the_checks_after_it(monkeypatch: pytest.Mo
     assert [cell.verdict for cell in found[:3]] == [AuditVerdict.PASS, AuditVerdict.FAIL, AuditVerdict.NOT_RUN]
     assert found[1].reason.startswith("it broke the device")
     assert all("the device was lost in 'float16' of eager" in cell.reason for cell in found[2:])
-
-
-def test_memory_that_does_not_suffice_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(problem: Problem) -> Step:
-        raise torch.OutOfMemoryError("no room")
-
-    assert cells(declared(full), Scope.GLU, "float32")["float32"].verdict is AuditVerdict.NOT_RUN
 
 
 # Beyond 2^31 elements: the same code, on small tensors
@@ -205,3 +206,47 @@ def test_rows_beyond_a_boundary_that_are_wrong_are_found(wraps: bool) -> None:
     found = matrix._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
     assert found.verdict is AuditVerdict.FAIL
     assert "output: relative error" in found.reason
+
+
+# In child processes, as a command runs it
+
+FEW = tuple(check for check in CHECKS if check.name in {"float32", "zeros", "CUDA graph"})
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "CHECKS", FEW)
+
+
+def in_processes(logs: Path, one: Implementation, timeout_s: float = 60.0) -> list[Record]:
+    settings = Settings(Task.VERIFY, CPU, "audit", "")
+    court = Court(settings, machine.describe(CPU), timeout_s, logs, bench=matrix.AuditBench)
+    try:
+        return list(audit(court, Asked([Scope.GLU]), [one]))
+    finally:
+        court.end()
+
+
+@pytest.mark.timed
+@pytest.mark.usefixtures("few")
+def test_a_death_costs_one_cell_and_says_how_and_else_cells_are_those_of_one_process(tmp_path: Path) -> None:
+    assert in_processes(tmp_path, pytorch.eager) == list(audit_here([pytorch.eager], Asked([Scope.GLU]), CPU))
+    found = in_processes(tmp_path, from_file(bad.aborts))
+    assert [(cell.check, cell.verdict) for cell in found] == list(
+        zip([check.name for check in FEW], [FAIL, FAIL, NOT_RUN], strict=True)
+    )
+    assert all(cell.reason.startswith("its process was killed by SIGABRT; ") for cell in found[:2])
+    unstarted = in_processes(tmp_path / "missing", from_file(bad.sound))
+    assert [cell.verdict for cell in unstarted] == [NOT_RUN] * 3
+    assert "cannot be written" in unstarted[0].reason
+
+
+@pytest.mark.timed
+@pytest.mark.usefixtures("few")
+def test_a_check_that_hangs_costs_one_cell(tmp_path: Path) -> None:
+    *hung, last = in_processes(tmp_path, from_file(bad.hangs), timeout_s=3.0)
+    assert [cell.verdict for cell in hung] == [FAIL] * 2
+    assert all(cell.reason.startswith("it took longer than 3 s (--timeout); ") for cell in hung)
+    if "longer than" in last.reason:
+        pytest.skip("the machine is too busy to start a process in 3 s")
+    assert last.verdict is NOT_RUN

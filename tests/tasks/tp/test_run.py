@@ -6,42 +6,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import split_implementations as bad
 import torch
+import torch.distributed as dist
 from from_files import from_file
-from split_implementations import (
-    fails,
-    fails_alone,
-    forgets,
-    hangs,
-    later,
-    misrouted,
-    no_weights,
-    spoils,
-    unbiased,
-    wrong,
-)
+from torch.distributed.device_mesh import init_device_mesh
 
 from swiglu_bench import loop
 from swiglu_bench.cases.cases import Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.contenders import experts, pytorch
+from swiglu_bench.check.inputs import Draw, make_problem
+from swiglu_bench.contenders import experts, pytorch, split
 from swiglu_bench.contenders.split import async_tp
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.run_folder import PARTS
-from swiglu_bench.tasks.tp import ASYNC, SplitCase
+from swiglu_bench.tasks.tp import ASYNC, SplitCase, judge
+from swiglu_bench.tasks.tp.court import merged
 from swiglu_bench.tasks.tp.run import RankGroups, default_rule, tp
 from swiglu_bench.worker import forkserver
 from swiglu_bench.worker.places import Work
 from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.ranks import Group
+from swiglu_bench.worker.worker import CallReport, FaultReport, SampleReport
 
 pytestmark = [
     pytest.mark.timed,
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed"),
+    pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed"),
 ]
 SHAPE = Shape("16x32", 16, 32, "for tests", (8,))
 FORWARD, STEP = (SplitCase(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
 SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r", rule=default_rule(0.1))
-WRONG = [from_file(contender) for contender in (fails, forgets, later, no_weights, spoils, wrong)]
+WRONG = [
+    from_file(contender) for contender in (bad.fails, bad.forgets, bad.later, bad.no_weights, bad.spoils, bad.wrong)
+]
 
 
 class Measured:
@@ -120,7 +117,7 @@ def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
     shape = replace(SHAPE, experts=Experts(4, 2), extras=extras)
     cases = tuple(SplitCase(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
     found = Measured(
-        tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(unbiased), from_file(misrouted)], (True,)
+        tmp_path, 2, cases, [pytorch.eager, experts.grouped, from_file(bad.unbiased), from_file(bad.misrouted)], (True,)
     ).rows
     for mode in ("forward", "step"):
         for name in ("eager", "grouped"):
@@ -136,7 +133,7 @@ def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("contender", "fact"),
-    [(hangs, "rank 1: it took longer than 6 s"), (fails_alone, "rank 1: ValueError: no such luck")],
+    [(bad.hangs, "rank 1: it took longer than 6 s"), (bad.fails_alone, "rank 1: ValueError: no such luck")],
     ids=["hangs", "fails alone"],
 )
 def test_a_rank_that_is_lost_names_itself(contender: Implementation, fact: str, tmp_path: Path) -> None:
@@ -153,3 +150,29 @@ def test_one_rank_needs_no_collectives(tmp_path: Path) -> None:
     assert row.status is Status.OK, row.reason
     assert row.single_ms
     assert row.comm_ms is None
+
+
+def test_a_sum_that_is_not_the_answer_is_no_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, other = (make_problem(STEP, "cpu", seed=seed) for seed in (1, 2))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        alone = Group(0, 1, torch.device("cpu"), dist.new_group(backend="gloo"), init_device_mesh("cpu", (1,)))
+        real = split.split
+        monkeypatch.setattr(
+            judge, "split", lambda known, mesh, whole, by_sequence: real(known, mesh, other, by_sequence)
+        )
+        with pytest.raises(judge.NoReference, match="output"):
+            judge.SplitJudge(alone, problem, [Draw(3)])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_time_is_the_slowest_rank_s_and_a_fault_names_its_rank() -> None:
+    quick = SampleReport(ms=1, host_us=9, queue_us=9, queue_filled=True, delivered=["output", "x"], faults={})
+    fault = FaultReport(check="form", reason="has another shape")
+    slow = SampleReport(ms=3, host_us=5, queue_us=5, queue_filled=False, delivered=["output"], faults={"x": fault})
+    both = merged([quick, slow])
+    assert (both.ms, both.host_us, both.queue_filled, both.delivered) == (3, 9, False, ["output"])
+    assert both.faults["x"].reason == "on rank 1 has another shape"
+    calls = [CallReport(delivered=[], faults={}, conduct=conduct) for conduct in ({}, {"kept": "was changed"})]
+    assert merged(calls).conduct == {"kept": "on rank 1 was changed"}
