@@ -7,9 +7,7 @@ import torch
 
 from swiglu_kernels import explain, explain_experts
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.runtime.backend import backend_for
-from swiglu_kernels.tiles import here
 
 CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
@@ -78,14 +76,3 @@ def test_where_no_kernel_runs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_wrong_arguments_are_refused_as_the_call_refuses_them() -> None:
     with pytest.raises(ValueError, match="w_gate"):
         explain(torch.empty(5, 8), *weights())
-
-
-@needs_kernels
-def test_where_nothing_was_measured_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "capability_of", lambda _: (12, 0))
-    monkeypatch.setattr(choice, "INTERPRETING", False)
-    reason = "this is compute capability 12.0, and only 9.0 was measured"
-    forward, backward = explain(torch.empty(17, 24), *weights(True)).splitlines()
-    assert forward.startswith(f"forward: two products by torch and one elementwise launch ({reason})")
-    assert backward.count(f"two products by torch ({reason})") == 2
-    assert f"({reason})" in explain(torch.empty(1, 24), *weights()).splitlines()[0]
