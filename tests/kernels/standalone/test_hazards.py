@@ -9,23 +9,6 @@ import pytest
 from swiglu_kernels.ops.glu import hopper_forward
 from swiglu_kernels.standalone import hazards
 
-SOURCE = """
-@gluon.jit
-def other():
-    pass
-
-def plain():
-    gl.warp_specialize()
-
-if True:
-    @gluon.jit
-    def kernel(
-        x,
-    ):
-        gl.warp_specialize(
-            [],
-        )
-"""
 LOG = """========= COMPUTE-SANITIZER
 ok      0.84 roundings  one
 {announced}
@@ -35,10 +18,6 @@ ok      0.84 roundings  one
 =========
 ========= RACECHECK SUMMARY: 1 hazards displayed (1 errors, 0 warnings)
 """
-
-
-def test_lines_of_kernels_that_dispatch() -> None:
-    assert list(hazards.dispatch_lines(SOURCE)) == [11, 14]
 
 
 def test_those_of_this_process_are_announced(capsys: pytest.CaptureFixture[str]) -> None:

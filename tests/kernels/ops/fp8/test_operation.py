@@ -225,12 +225,17 @@ def test_operator_conventions():
         opcheck(fp8._quantise._overload, given, test_utils=("test_schema", "test_faketensor"))
 
 
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=BFLOAT16, device=DEVICE)
+
+
 BAD = [
     ({"recipe": "tensorwise"}, ValueError, "recipe: expected one of 'rowwise', 'blockwise', got 'tensorwise'"),
     ({"weight_grad": "bf16"}, ValueError, "weight_grad: expected one of 'fp8', 'triton'"),
     ({"save": "all"}, ValueError, "save: expected one of"),
-    ({"x": torch.zeros(3, 20, dtype=BFLOAT16, device=DEVICE)}, ValueError, r"w_gate: expected \[intermediate, 20\]"),
-    ({"w_down": torch.zeros(8, 32, dtype=BFLOAT16, device=DEVICE)}, ValueError, "multiple of 16 as hidden_out, got 8"),
+    ({"x": zeros(3, 20)}, ValueError, r"w_gate: expected \[intermediate, 20\]"),
+    ({"x": zeros(3, 20), "w_gate": zeros(32, 20), "w_up": zeros(32, 20)}, ValueError, "multiple of 16 as hidden, got"),
+    ({"w_down": zeros(8, 32)}, ValueError, "multiple of 16 as hidden_out, got 8"),
     ({"w_gate": (1, 2)}, TypeError, "w_gate: expected what `quantise` returns"),
     ({"x": 3}, TypeError, "x: expected a torch.Tensor, got int"),
 ]
@@ -238,7 +243,6 @@ BAD = [
 
 @pytest.mark.parametrize(("change", "error", "words"), BAD)
 def test_bad_input_names_the_argument(change, error, words):
-    zeros = functools.partial(torch.zeros, dtype=BFLOAT16, device=DEVICE)
     given = {"x": zeros(3, 16), "w_gate": zeros(32, 16), "w_up": zeros(32, 16), "w_down": zeros(16, 32)}
     with pytest.raises(error, match=words):
         swiglu_mlp_fp8(**(given | {"recipe": "rowwise"} | change))
@@ -247,10 +251,8 @@ def test_bad_input_names_the_argument(change, error, words):
 def test_what_fp8_is_not_for():
     with pytest.raises(TypeError, match=r"x: expected one of torch.bfloat16, torch.float16 for fp8, got torch.float32"):
         swiglu_mlp_fp8(*problem(dtype=torch.float32), recipe="rowwise")
-    with pytest.raises(ValueError, match="x: fp8 products need a multiple of 16 as hidden, got 20"):
-        swiglu_mlp_fp8(*problem(hidden=20), recipe="rowwise")
     with pytest.raises(ValueError, match="matrix: fp8 products need a multiple of 16 as depth, got 8"):
-        fp8.quantise(torch.zeros(3, 8, dtype=BFLOAT16, device=DEVICE), "rowwise")
+        fp8.quantise(zeros(3, 8), "rowwise")
 
 
 MODULES = ["FusedSwiGLU", "FusedSwiGLUMLP", "FusedSwiGLUPackedMLP"]
