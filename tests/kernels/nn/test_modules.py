@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accuracy import DEVICE, DTYPES, assert_as_accurate_as_eager, assert_equal, check_against_reference, random_tensor
+from stock_mlp import LlamaMLP
 from torch import nn
 
 from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
@@ -18,17 +19,8 @@ CLASSES = [FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP]
 CUDA_GRAPH_SIZE = 256
 
 
-class StockMLP(nn.Module):
-    """What Llama, Qwen and Mistral have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(HIDDEN, INTERMEDIATE, bias=False, device=DEVICE)
-        self.up_proj = nn.Linear(HIDDEN, INTERMEDIATE, bias=False, device=DEVICE)
-        self.down_proj = nn.Linear(INTERMEDIATE, HIDDEN, bias=False, device=DEVICE)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+def stock_mlp() -> LlamaMLP:
+    return LlamaMLP(HIDDEN, INTERMEDIATE, device=DEVICE)
 
 
 class Adapter(nn.Linear):
@@ -94,10 +86,10 @@ def test_output_and_gradients(cls, bias, dtype):
 
 def test_state_dict_is_that_of_the_stock_mlp():
     torch.manual_seed(0)
-    stock, fused = StockMLP(), built(FusedSwiGLUMLP)
+    stock, fused = stock_mlp(), built(FusedSwiGLUMLP)
     assert_equal(list(fused.parameters()), list(stock.parameters()))  # drawn alike
     assert list(fused.state_dict()) == list(stock.state_dict())
-    stock = StockMLP()
+    stock = stock_mlp()
     fused.load_state_dict(stock.state_dict(), strict=True)
     x = hidden_states(2, 3)
     truth = copy.deepcopy(stock).double()(x.double())
@@ -122,7 +114,7 @@ def test_options_and_weights_reach_the_function_as_they_are(cls, monkeypatch):
 
 
 def test_from_linears_shares_the_layers():
-    stock, packed = StockMLP(), built(FusedSwiGLUPackedMLP)
+    stock, packed = stock_mlp(), built(FusedSwiGLUPackedMLP)
     state_of_the_generator = torch.get_rng_state()
     layers = (stock.gate_proj, stock.up_proj, stock.down_proj)
     mlp = FusedSwiGLUMLP.from_linears(*layers, save="input")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from quick_interpreter import quicken
+from stock_mlp import LlamaMLP
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -186,14 +187,6 @@ def as_alone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return named
 
 
-def llama_mlp() -> nn.Module:
-    mlp = nn.Module()
-    mlp.gate_proj, mlp.up_proj = nn.Linear(4, 6, bias=False), nn.Linear(4, 6, bias=False)
-    mlp.down_proj, mlp.act_fn = nn.Linear(6, 4, bias=False), nn.SiLU()
-    mlp.__class__ = type("LlamaMLP", (nn.Module,), {})
-    return mlp
-
-
 def shards_go_on_the_module_after_patching() -> None:
     """On a projection, or before patch_model, they are refused."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -206,7 +199,7 @@ def shards_go_on_the_module_after_patching() -> None:
     fully_shard(module.gate_proj)
     with pytest.raises(TypeError, match=r"gate_proj: expected a torch.nn.Linear.*sharding on the whole FusedSwiGLUMLP"):
         module(batch())
-    sharded_first, patched_first = llama_mlp(), llama_mlp()
+    sharded_first, patched_first = LlamaMLP(4, 6), LlamaMLP(4, 6)
     fully_shard(sharded_first)
     assert "gate_proj: its weight is a DTensor" in str(patch_model(sharded_first))
     patch_model(patched_first)
@@ -251,7 +244,7 @@ def what_can_be_split_and_what_cannot() -> None:
     assert pair[0](x).shape == (2 * WORLD, 4, INTERMEDIATE // WORLD)
     torch.testing.assert_close(pair(x), expected)
 
-    model = llama_mlp()
+    model = LlamaMLP(4, 6)
     patch_model(model)
     expected = model(torch.ones(1, 2, 4))
     torch.testing.assert_close(split_over(model)(torch.ones(1, 2, 4)), expected)

@@ -71,13 +71,6 @@ def test_what_is_allocated_begins_as_nan() -> None:
     assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
 
 
-def test_a_long_sum_in_fp32_is_rounded_more_often() -> None:
-    short, long = (odd_sizes.Sizes((2, hidden, 8), torch.float32, torch.device("cpu")) for hidden in (72, 4096))
-    assert short.rounding(torch.float32) == odd_sizes.ROUNDINGS[torch.float32]
-    assert long.rounding(torch.float32) == 4 * short.rounding(torch.float32)
-    assert long.rounding(torch.bfloat16) == odd_sizes.ROUNDINGS[torch.bfloat16]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", odd_sizes.DTYPES)
 @pytest.mark.parametrize("number", range(8))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from accuracy import DEVICE, FP8_LOST, assert_equal, check_against_reference, poisoned_outputs, random_tensor, same_bits
 from clamped import GPT_OSS, keep_off_limit
+from stock_mlp import LlamaMLP
 from torch.library import opcheck
 
 import swiglu_kernels
@@ -305,19 +306,8 @@ def test_codes_are_kept_until_a_weight_changes(name, recipe, monkeypatch):
     assert module(x).requires_grad
 
 
-class LlamaMLP(torch.nn.Module):
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        linear = functools.partial(torch.nn.Linear, bias=False, dtype=BFLOAT16, device=DEVICE)
-        self.gate_proj, self.up_proj = linear(hidden, intermediate), linear(hidden, intermediate)
-        self.down_proj, self.act_fn = linear(intermediate, hidden), torch.nn.SiLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
-
 def test_patch_model(monkeypatch):
-    model = torch.nn.Sequential(LlamaMLP(80, 144), LlamaMLP(20, 144))
+    model = torch.nn.Sequential(*(LlamaMLP(hidden, 144, dtype=BFLOAT16, device=DEVICE) for hidden in (80, 20)))
     with monkeypatch.context() as patch:
         patch.setattr(fp8, "why_not", lambda device: "there is no fp8 here")
         with pytest.raises(ValueError, match="precision: there is no fp8 here"):

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import inspect
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from clamped import keep_off_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed, swiglu_mlp
-from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels import backend_for, reference, swiglu_glu
 from swiglu_kernels.ops.glu.portable_forward import forward_launch
 from swiglu_kernels.runtime.shortcuts import plan
 
@@ -221,14 +219,3 @@ def test_a_changed_number_is_never_stale(name, compiled):
     for value in NUMBERS[name]:
         keep_off_limit({name: value}, inputs[0], inputs[1:3], inputs[3:])
         torch.testing.assert_close(results(call, value), results(reference.swiglu_glu, value), rtol=1e-4, atol=1e-5)
-
-
-def test_every_public_function_has_the_same_options():
-    def options(function):
-        parameters = inspect.signature(function).parameters.values()
-        return {given.name: given.default for given in parameters if given.kind is given.KEYWORD_ONLY}
-
-    shared = options(swiglu_glu)
-    assert options(swiglu_glu_packed) == {"layout": "packed"} | shared
-    assert options(swiglu_mlp) == shared | {"chunk_tokens": None}
-    assert Formula(**{name: shared[name] for name in vars(PLAIN)}) == PLAIN

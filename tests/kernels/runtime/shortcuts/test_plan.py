@@ -34,15 +34,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     plan.forget()
 
 
-def test_a_second_launch_of_a_kind_fills_in_addresses(kernel):
-    describe, described = describing(kernel)
-    plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
-    left, right = torch.empty(4, 8), torch.empty(4, 8)
-    plan.run(describe, left, right)
-    assert len(described) == len(kernel.bound) == 1
-    assert kernel.launched == [(left.data_ptr(), 32, right.data_ptr())]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -253,27 +244,6 @@ def kept(compiled: Compiled) -> tuple[Plan, list[torch.Tensor]]:
     plan = Plan(Launch(kernel, GRID, arguments, num_warps=4, num_stages=1), tensors)
     plan.keep(compiled, GRID, tensors)
     return plan, tensors
-
-
-def test_addresses_are_filled_in_and_descriptors_encoded_once_for_each(sent: SimpleNamespace) -> None:
-    made, tensors = kept(Compiled())
-    first = len(sent.encoded)
-    others = [torch.empty(2, 8), torch.empty(4, 8)]
-    for given in (tensors, others, tensors, others):
-        made.run(given)
-        x, w = (tensor.data_ptr() for tensor in given)
-        what = (77, False, True, (4, 1, 0), None, None, None, None, None, "annotations", b"signature")
-        assert sent.launched.pop() == (*GRID, 5, *what, [x, f"map of {w}", 4, 8, 8, 1, 8])
-    assert sent.encoded[first:] == [tensors[1].data_ptr(), others[1].data_ptr()]
-
-
-def test_hooks_see_launches(sent: SimpleNamespace) -> None:
-    compiled = Compiled()
-    made, tensors = kept(compiled)
-    sent.enter.calls.append(print)
-    made.run(tensors)
-    assert len(compiled.by_triton) == 1
-    assert not sent.launched
 
 
 @pytest.mark.parametrize("change", [{"global_scratch_size": 8}, {"gsan_enabled": True}, "other arguments"])
