@@ -62,15 +62,6 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not replace(odd_sizes.Outcome("one", 1.0), roundings=odd_sizes.SLACK * 2).right
 
 
-def test_what_is_allocated_begins_as_nan() -> None:
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    with odd_sizes.allocated_as_nan():
-        made = torch.empty(3), torch.ones(3).new_empty(3), torch.empty_like(torch.ones(3))
-        assert all(tensor.isnan().all() for tensor in made)
-        assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
-    assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", odd_sizes.DTYPES)
 @pytest.mark.parametrize("number", range(8))

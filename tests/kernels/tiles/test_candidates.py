@@ -15,7 +15,6 @@ from swiglu_kernels.tiles.candidates import (
     SHARED_BYTES,
     Choice,
     TileProblem,
-    bucket,
     candidates,
     shipped,
     why_illegal,
@@ -134,7 +133,3 @@ def test_without_gluon_all_are_portable(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_cannot_run(choice: Choice, reason: str) -> None:
     assert reason in str(why_illegal("forward", choice, at(64)))
     assert why_illegal("input-grad", Choice("ping-pong", hopper_forward.TILE), at()) is not None
-
-
-def test_buckets_are_powers_of_two() -> None:
-    assert [bucket(size) for size in (0, 1, 2, 3, 64, 65, 2**20)] == [1, 1, 2, 4, 64, 128, 2**20]

