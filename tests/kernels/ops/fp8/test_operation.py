@@ -256,33 +256,21 @@ def test_what_fp8_is_not_for():
         fp8.quantise(zeros(3, 8), "rowwise")
 
 
-MODULES = ["FusedSwiGLU", "FusedSwiGLUMLP", "FusedSwiGLUPackedMLP"]
-
-
 @by_recipe
-@pytest.mark.parametrize("name", MODULES)
-def test_modules(name, recipe):
-    x, options = random_tensor(2, 3, 80, dtype=BFLOAT16), {"dtype": BFLOAT16, "device": DEVICE}
-    module = getattr(swiglu_kernels, name)(80, 144, **options, precision=f"fp8-{recipe}")
-    weights = [part for linear in module.children() for part in linear.weight.split(144)]
-    out = module(x)
-    function = swiglu_glu_fp8 if name == "FusedSwiGLU" else swiglu_mlp_fp8
-    assert torch.equal(out, function(x, *weights, recipe=recipe))
-    out.sum().backward()
-    assert all(weight.grad is not None and weight.grad.dtype is BFLOAT16 for weight in module.parameters())
-    assert f"precision='fp8-{recipe}'" in repr(module)
-
-
-@by_recipe
-@pytest.mark.parametrize("name", MODULES)
-def test_codes_are_kept_until_a_weight_changes(name, recipe, monkeypatch):
+@pytest.mark.parametrize("name", ["FusedSwiGLU", "FusedSwiGLUMLP", "FusedSwiGLUPackedMLP"])
+def test_modules_keep_codes_until_a_weight_changes(name, recipe, monkeypatch):
     made: list[torch.Tensor] = []
     quantise = fp8.quantise
     monkeypatch.setattr(fp8, "quantise", lambda *given, **how: made.append(given[0]) or quantise(*given, **how))
-    module = getattr(swiglu_kernels, name)(
-        16, 32, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16
-    ).keep_codes()
+    module = getattr(swiglu_kernels, name)(16, 32, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16)
     x, count = random_tensor(3, 16, dtype=BFLOAT16), 2 if name == "FusedSwiGLU" else 3
+    weights = [part for linear in module.children() for part in linear.weight.split(32)]
+    function = swiglu_glu_fp8 if name == "FusedSwiGLU" else swiglu_mlp_fp8
+    out = module(x)
+    assert torch.equal(out, function(x, *weights, recipe=recipe))
+    out.sum().backward()
+    assert {weight.grad.dtype for weight in module.parameters()} == {BFLOAT16}
+    module.keep_codes()
 
     def call() -> tuple[bool, int]:
         """Whether it computes what a module without codes does, and how many weights it quantised for that."""
