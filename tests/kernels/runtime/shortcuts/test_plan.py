@@ -237,6 +237,18 @@ def kept(compiled: Compiled) -> tuple[Plan, list[torch.Tensor]]:
     return plan, tensors
 
 
+def test_addresses_are_filled_in_and_descriptors_encoded_once_for_each(sent: SimpleNamespace) -> None:
+    made, tensors = kept(Compiled())
+    first = len(sent.encoded)
+    others = [torch.empty(2, 8), torch.empty(4, 8)]
+    for given in (tensors, others, tensors, others):
+        made.run(given)
+        x, w = (tensor.data_ptr() for tensor in given)
+        what = (77, False, True, (4, 1, 0), None, None, None, None, None, "annotations", b"signature")
+        assert sent.launched.pop() == (*GRID, 5, *what, [x, f"map of {w}", 4, 8, 8, 1, 8])
+    assert sent.encoded[first:] == [tensors[1].data_ptr(), others[1].data_ptr()]
+
+
 @pytest.mark.parametrize("change", [{"global_scratch_size": 8}, {"gsan_enabled": True}, "other arguments"])
 def test_what_needs_more_goes_triton_s_way(sent: SimpleNamespace, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compiled()
