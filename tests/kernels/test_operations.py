@@ -251,21 +251,6 @@ def test_compiles_without_a_graph_break(name, options, dynamic):
     assert_equal(got, expected)
 
 
-@cases([{}], [{}], "glu biased", *PACKINGS, *[name for name in FP8 if name != "experts in fp8"])
-def test_autocast_casts_operands_and_casts_gradients_back(name, options):
-    """As it does with torch.nn.functional.linear."""
-    inputs = [tensor.detach().float().requires_grad_() for tensor in OPERATIONS[name].inputs()]
-    halves = [tensor.detach().bfloat16().requires_grad_() for tensor in inputs]
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        out = OPERATIONS[name].function(*inputs)
-    expected = OPERATIONS[name].function(*halves)
-    assert out.dtype is torch.bfloat16
-    assert torch.equal(out, expected)
-    got = torch.autograd.grad(out.float().sum(), inputs)
-    assert {gradient.dtype for gradient in got} == {torch.float32}
-    assert_equal(got, [gradient.float() for gradient in torch.autograd.grad(expected.float().sum(), halves)])
-
-
 @cases([{}], [{}], *PACKINGS, "experts")
 def test_autocast_leaves_float64_to_be_refused(name, options):
     with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(TypeError, match="float64"):

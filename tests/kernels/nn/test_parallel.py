@@ -6,6 +6,7 @@ On CPUs with gloo, and on two GPUs with NCCL. Run as a script, this file is one 
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from quick_interpreter import quicken
+from stock_mlp import LlamaMLP
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -185,16 +187,8 @@ def as_alone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return named
 
 
-def llama_mlp() -> nn.Module:
-    mlp = nn.Module()
-    mlp.gate_proj, mlp.up_proj = nn.Linear(4, 6, bias=False), nn.Linear(4, 6, bias=False)
-    mlp.down_proj, mlp.act_fn = nn.Linear(6, 4, bias=False), nn.SiLU()
-    mlp.__class__ = type("LlamaMLP", (nn.Module,), {})
-    return mlp
-
-
-def errors_of_sharded_projections() -> dict[str, str]:
-    """What happens where the shards do not follow the module: on a projection, and before patch_model."""
+def shards_go_on_the_module_after_patching() -> None:
+    """On a projection, or before patch_model, they are refused."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -203,27 +197,21 @@ def errors_of_sharded_projections() -> dict[str, str]:
 
     module = FusedSwiGLUMLP(HIDDEN, INTERMEDIATE)
     fully_shard(module.gate_proj)
-    with pytest.raises(TypeError) as on_a_projection:
+    with pytest.raises(TypeError, match=r"gate_proj: expected a torch.nn.Linear.*sharding on the whole FusedSwiGLUMLP"):
         module(batch())
-
-    sharded_first = llama_mlp()
+    sharded_first, patched_first = LlamaMLP(4, 6), LlamaMLP(4, 6)
     fully_shard(sharded_first)
-    patched_first = llama_mlp()
+    assert "gate_proj: its weight is a DTensor" in str(patch_model(sharded_first))
     patch_model(patched_first)
     fully_shard(patched_first)
+    assert "it was LlamaMLP and got this class after patch_model" in str(unpatch(patched_first))
+    assert "already fused" in str(patch_model(patched_first))
     sharded = fully_shard(FusedSwiGLUMLP(HIDDEN, INTERMEDIATE))
-    with pytest.raises(TypeError) as then_split:
+    with pytest.raises(TypeError, match="parallelize first, then fully_shard"):
         SwiGLUParallel()._apply(sharded, init_device_mesh("cpu", (WORLD,)))
-    return {
-        "sharded, then split": str(then_split.value),
-        "on a projection": str(on_a_projection.value),
-        "sharded, then patched": str(patch_model(sharded_first)),
-        "patched, sharded, unpatched": str(unpatch(patched_first)),
-        "patched, sharded, patched": str(patch_model(patched_first)),
-    }
 
 
-def tensor_parallel_details() -> dict[str, Any]:
+def what_can_be_split_and_what_cannot() -> None:
     """DTensors in and out, frozen weights, gate and up alone, sizes that do not divide, unpatching."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -234,55 +222,54 @@ def tensor_parallel_details() -> dict[str, Any]:
 
     mesh = init_device_mesh("cpu", (WORLD,))
     x = batch().requires_grad_()
-    found: dict[str, Any] = {}
 
     def made(kind: type[nn.Module], **options: Any) -> nn.Module:
         torch.manual_seed(3)
         return kind(HIDDEN, INTERMEDIATE, **options)
 
+    def split_over(module: nn.Module, style: SwiGLUParallel | None = None) -> nn.Module:
+        return parallelize_module(module, mesh, style or SwiGLUParallel())
+
     expected = made(FusedSwiGLUMLP, weight_grad="none")(x)
-    split = parallelize_module(made(FusedSwiGLUMLP, weight_grad="none"), mesh, SwiGLUParallel(use_local_output=False))
-    out = split(distribute_tensor(x.detach(), mesh, [Shard(0)]))
-    found["DTensors"] = (type(out).__name__, torch.allclose(out.full_tensor(), expected, atol=1e-6))
-    out.full_tensor().square().sum().backward()
+    split = split_over(made(FusedSwiGLUMLP, weight_grad="none"), SwiGLUParallel(use_local_output=False))
+    out = split(distribute_tensor(x.detach(), mesh, [Shard(0)])).full_tensor()  # of a DTensor
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward()
     frozen = [name for name, parameter in split.named_parameters() if parameter.grad is None]
-    found["frozen"] = (frozen, split.extra_repr())
+    assert frozen == ["gate_proj.weight", "up_proj.weight"]
 
     pair = nn.Sequential(made(FusedSwiGLU), nn.Linear(INTERMEDIATE, HIDDEN))
     expected = pair(x)
     parallelize_module(pair, mesh, {"0": SwiGLUParallel(), "1": RowwiseParallel()})
-    found["gate and up alone"] = (tuple(pair[0](x).shape), torch.allclose(pair(x), expected, atol=1e-6))
+    assert pair[0](x).shape == (2 * WORLD, 4, INTERMEDIATE // WORLD)
+    torch.testing.assert_close(pair(x), expected)
 
-    def reason(call: Callable[[], Any]) -> str:
-        with pytest.raises((TypeError, ValueError)) as refused:
-            call()
-        return f"{type(refused.value).__name__}: {refused.value}"
-
-    def split_over(module: nn.Module, style: SwiGLUParallel | None = None) -> nn.Module:
-        return parallelize_module(module, mesh, style or SwiGLUParallel())
+    model = LlamaMLP(4, 6)
+    patch_model(model)
+    expected = model(torch.ones(1, 2, 4))
+    torch.testing.assert_close(split_over(model)(torch.ones(1, 2, 4)), expected)
+    assert "split over them" in str(unpatch(model))
 
     hooked = made(FusedSwiGLUMLP)
     hooked.up_proj.register_forward_hook(lambda *_: None)
     in_sequence = split_over(made(FusedSwiGLUMLP), SwiGLUParallel(sequence_parallel=True))
-    grid = init_device_mesh("cpu", (1, WORLD))
-    found["refusals"] = [
-        reason(lambda: split_over(FusedSwiGLUMLP(HIDDEN, 15))),
-        reason(lambda: split_over(FusedSwiGLUPackedMLP(HIDDEN, 15))),
-        reason(lambda: split_over(split)),
-        reason(lambda: split_over(nn.Linear(2, 2))),
-        reason(lambda: split_over(hooked)),
-        reason(lambda: SwiGLUParallel()._apply(made(FusedSwiGLUMLP), grid)),
-        reason(lambda: in_sequence(x[0, :, :])),
-        reason(lambda: in_sequence(distribute_tensor(x.detach()[:, :3], mesh, [Shard(0)]))),
-        reason(lambda: in_sequence(None)),
-    ]
-
-    model = llama_mlp()
-    patch_model(model)
-    expected = model(torch.ones(1, 2, 4))
-    found["patched"] = torch.allclose(split_over(model)(torch.ones(1, 2, 4)), expected, atol=1e-6)
-    found["unpatched"] = str(unpatch(model))
-    return found
+    grid, uneven = init_device_mesh("cpu", (1, WORLD)), distribute_tensor(x.detach()[:, :3], mesh, [Shard(0)])
+    not_divisible = "_proj: expected an intermediate size that is divisible by the 2 ranks, got 15"
+    for sentence, call in {
+        f"gate{not_divisible}": lambda: split_over(FusedSwiGLUMLP(HIDDEN, 15)),
+        f"gate_up{not_divisible}": lambda: split_over(FusedSwiGLUPackedMLP(HIDDEN, 15)),
+        "it is split over ranks already, (2 ranks)": lambda: split_over(split),
+        "expected a module of swiglu_kernels (patch_model makes them)": lambda: split_over(nn.Linear(2, 2)),
+        "up_proj: expected a torch.nn.Linear whose parameters are all there is to it": lambda: split_over(hooked),
+        "expected a mesh of one dimension, as mesh['tp'] is, got 2": lambda: SwiGLUParallel()._apply(
+            made(FusedSwiGLUMLP), grid
+        ),
+        "x: expected the sequence in dimension 1, before the last, got (4, 10)": lambda: in_sequence(x[0, :, :]),
+        "x: expected a multiple of 2 (the ranks) in dimension 1, got (4, 3, 10)": lambda: in_sequence(uneven),
+        "x: expected a torch.Tensor, got NoneType": lambda: in_sequence(None),
+    }.items():
+        with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
+            call()
 
 
 def one_of_two_processes(rank: int, folder: Path, device: str) -> None:
@@ -302,9 +289,9 @@ def one_of_two_processes(rank: int, folder: Path, device: str) -> None:
 
     results: dict[str, Any] = {name: tried(way) for name, way in WAYS.items()}
     if device == "cpu":
-        results["errors"] = errors_of_sharded_projections()
-        results["details"] = tensor_parallel_details()
-    results["backend"] = TwoBlocks(device).first.backend
+        shards_go_on_the_module_after_patching()
+        what_can_be_split_and_what_cannot()
+    assert TwoBlocks(device).first.backend == ("interpreter" if device == "cpu" else "triton")
     torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -321,7 +308,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def results(device: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both processes found, by rank."""
+    """What both processes found, by rank; what they ask themselves ends them."""
     folder = tmp_path_factory.mktemp("processes")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cpu":
@@ -371,66 +358,6 @@ def test_losses_gradients_and_weights_are_those_of_one_process(device, results, 
                 assert got[name].dtype == SETTINGS[device].dtype
                 allowed = 2 * error(alone[kind][name], expected) + tolerance
                 assert error(got[name], expected) <= allowed, f"{kind}: {name}"
-
-
-def test_the_kernels_ran(device, results):
-    assert {result["backend"] for result in results} == {"interpreter" if device == "cpu" else "triton"}
-
-
-@pytest.fixture(scope="module")
-def on_cpus(device: str, results: list[dict[str, Any]]) -> dict[str, Any]:
-    if device != "cpu":
-        pytest.skip("what does not depend on the device is tried on CPUs")
-    return results[0]
-
-
-def test_sharding_goes_on_the_module_and_after_patching(on_cpus):
-    errors = on_cpus["errors"]
-    assert "gate_proj: expected a torch.nn.Linear" in errors["on a projection"]
-    assert "sharding on the whole FusedSwiGLUMLP" in errors["on a projection"]
-    assert "changed 0, left alone 1" in errors["sharded, then patched"]
-    assert "gate_proj: its weight is a DTensor" in errors["sharded, then patched"]
-    assert "it was LlamaMLP and got this class after patch_model" in errors["patched, sharded, unpatched"]
-    assert "already fused" in errors["patched, sharded, patched"]
-    assert "parallelize first, then fully_shard" in errors["sharded, then split"]
-
-
-def test_a_rank_holds_its_rows_of_gate_and_of_up(on_cpus, alone):
-    names = list(on_cpus["tp"]["weights"])
-    assert names[-6:] == [
-        f"second.{part}_proj.{kind}" for part in ("gate", "up", "down") for kind in ("weight", "bias")
-    ]
-    packed = alone["weights"]["second.gate_up_proj.weight"]
-    torch.testing.assert_close(on_cpus["tp"]["weights"]["second.up_proj.weight"], packed[INTERMEDIATE:])
-
-
-def test_dtensors_frozen_weights_and_patched_modules_can_be_split(on_cpus):
-    details = on_cpus["details"]
-    assert details["DTensors"] == ("DTensor", True)
-    frozen, text = details["frozen"]
-    assert frozen == ["gate_proj.weight", "up_proj.weight"]
-    assert f"tensor_parallel=({WORLD} ranks)" in text
-    assert details["gate and up alone"] == ((2 * WORLD, 4, INTERMEDIATE // WORLD), True)
-    assert details["patched"]
-    assert "split over them" in details["unpatched"]
-
-
-REFUSALS = [
-    "ValueError: gate_proj: expected an intermediate size that is divisible by the 2 ranks, got 15",
-    "ValueError: gate_up_proj: expected an intermediate size that is divisible by the 2 ranks, got 15",
-    "ValueError: FusedSwiGLUMLP: it is split over ranks already, (2 ranks)",
-    "TypeError: SwiGLUParallel: expected a module of swiglu_kernels (patch_model makes them)",
-    "TypeError: up_proj: expected a torch.nn.Linear whose parameters are all there is to it",
-    "ValueError: SwiGLUParallel: expected a mesh of one dimension, as mesh['tp'] is, got 2",
-    "ValueError: x: expected the sequence in dimension 1, before the last, got (4, 10)",
-    "ValueError: x: expected a multiple of 2 (the ranks) in dimension 1, got (4, 3, 10)",
-    "TypeError: x: expected a torch.Tensor, got NoneType",
-]
-
-
-def test_what_cannot_be_split_is_refused(on_cpus):
-    for refused, sentence in zip(on_cpus["details"]["refusals"], REFUSALS, strict=True):
-        assert refused.startswith(sentence)
 
 
 if __name__ == "__main__":

@@ -8,101 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from accuracy import assert_equal
-from torch.utils._python_dispatch import TorchDispatchMode
+from accuracy import DEVICE, assert_equal
 from torch.utils.checkpoint import checkpoint
 
-from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, swiglu_glu, swiglu_glu_packed, swiglu_mlp
+from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, reference, silu_mul, swiglu_glu, swiglu_glu_packed, swiglu_mlp
 from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.runtime import operator
 from swiglu_kernels.runtime.shortcuts import door, plan
 
-CALLS: list[str] = []
 
+def test_vmap_works_and_functional_gradients_are_refused() -> None:
+    gate, up = torch.randn(2, 3, device=DEVICE), torch.randn(3, device=DEVICE)
 
-@operator.operator("test_scaled_product")
-def scaled_product(
-    left: torch.Tensor, right: torch.Tensor | None, scale: float, flags: list[bool]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    CALLS.append("kernel")
-    product = left * scale if right is None else left * right * scale
-    return product, left + 1.0
+    def products(up: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda one: silu_mul(one, up))(gate)
 
-
-@scaled_product.register_fake
-def _(left, right, scale, flags):
-    return left.new_empty(left.shape), left.new_empty(left.shape)
-
-
-def _setup_context(ctx, inputs, output):
-    left, right, ctx.scale, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(left, right)
-
-
-def _backward(ctx, gradient, _):
-    left, right = ctx.saved_tensors
-    needs_left, needs_right = ctx.needs_input_grad[:2]
-    return (
-        gradient * (1.0 if right is None else right) * ctx.scale if needs_left else None,
-        gradient * left * ctx.scale if needs_right else None,
-        None,
-        None,
-    )
-
-
-scaled_product.register_autograd(_backward, _setup_context)
-
-
-def factors(*, grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.arange(1.0, 4.0).requires_grad_(grad), torch.full((3,), 2.0).requires_grad_(grad)
-
-
-def test_registration_passes_opcheck():
-    torch.library.opcheck(torch.ops.swiglu_kernels.test_scaled_product.default, (*factors(grad=True), 3.0, [True]))
-
-
-def test_an_operand_may_be_absent_or_need_nothing():
-    left, right = factors(grad=True)
-    scaled_product(left, None, 3.0, [])[0].sum().backward()
-    assert torch.equal(left.grad, torch.full((3,), 3.0))
-    (gradient,) = torch.autograd.grad(scaled_product(left.detach(), right, 1.0, [])[0].sum(), right)
-    assert torch.equal(gradient, left.detach())
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_a_dispatch_mode_sees_the_operator(grad):
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            names.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    names: list[str] = []
-    with Seen():
-        scaled_product(*factors(grad=grad), 3.0, [])
-    assert "swiglu_kernels.test_scaled_product.default" in names
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_function_holds_it_whole(backend, grad):
-    compiled = torch.compile(lambda *t: scaled_product(*t, 3.0, [])[0] + 1.0, fullgraph=True, backend=backend)
-    inputs = factors(grad=grad)
-    before = len(CALLS)
-    assert torch.equal(compiled(*inputs), scaled_product(*inputs, 3.0, [])[0] + 1.0)
-    assert len(CALLS) == before + 2
-
-
-def test_vmap_works_and_functional_gradients_are_refused():
-    left, right = factors(grad=False)
-    product, _ = torch.vmap(lambda one: scaled_product(one, right, 3.0, []))(torch.stack([left, left + 1.0]))
-    assert torch.equal(product[1], (left + 1.0) * right * 3.0)
-
-    def through_vmap(weight):
-        return torch.vmap(lambda one: scaled_product(one, weight, 3.0, [])[0])(left[None]).sum()
-
+    torch.testing.assert_close(products(up), reference.silu_mul(gate, up.expand(2, 3)))
     with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(through_vmap)(right)
+        torch.func.grad(lambda up: products(up).sum())(up)
 
 
 HIDDEN, INTERMEDIATE = 32, 48
@@ -112,7 +35,6 @@ OPERATIONS = {
     swiglu_mlp: [(INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)],
 }
 BY_OPERATION = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def operands(operation, dtype=torch.float32):
@@ -173,34 +95,24 @@ def test_a_graph_break_elsewhere_changes_nothing(answers: list[bool]) -> None:
     assert answers == [True, True]
 
 
-def keep_a_view(tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-    held.append(tensor.detach())
-    return tensor
-
-
-def keep_it(tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-    held.append(tensor)
-    return tensor
-
-
 def gate_and_up(out: torch.Tensor) -> list[torch.Tensor]:
     """As the graph holds them."""
     return [kept for kept in out.grad_fn.saved_tensors if kept is not None and kept.shape == (20, INTERMEDIATE)]
 
 
-def hand_out_a_view(tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-    held.append(tensor)
-    return tensor.view(tensor.shape)
-
-
-@pytest.mark.parametrize("pack", [keep_it, keep_a_view, hand_out_a_view])
+@pytest.mark.parametrize("kept", ["it", "a view"])
+@pytest.mark.parametrize("handed_out", ["it", "a view"])
 @BY_OPERATION
-def test_what_a_hook_on_saved_tensors_keeps_is_left_alone(operation, pack: Callable[..., Any], calls: range) -> None:
+def test_what_a_hook_on_saved_tensors_keeps_is_left_alone(operation, kept: str, handed_out: str, calls: range) -> None:
     for _ in calls:
         held: list[torch.Tensor] = []
-        inputs = operands(operation)
-        with torch.autograd.graph.saved_tensors_hooks(lambda kept, held=held: pack(kept, held), lambda kept: kept):
-            out = operation(*inputs, save="preact")
+
+        def pack(tensor: torch.Tensor, held: list[torch.Tensor] = held) -> torch.Tensor:
+            held.append(tensor if kept == "it" else tensor.detach())
+            return tensor if handed_out == "it" else tensor.view(tensor.shape)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+            out = operation(*operands(operation), save="preact")
         before = [tensor.clone() for tensor in held]
         assert sum(tensor.shape == (20, INTERMEDIATE) for tensor in held) == 2, "gate and up"
         out.sum().backward()
@@ -230,20 +142,14 @@ def test_libraries_that_let_go_cost_no_memory(operation, answers: list[bool]) ->
     answers.clear()
     for reentrant in (True, False):
         out = checkpoint(lambda *given: operation(*given, save="preact"), *inputs, use_reentrant=reentrant)
-        found = torch.autograd.grad(out.sum(), inputs) if not reentrant else _gradients(out, inputs)
-        assert_equal(found, expected)
+        out.sum().backward()
+        assert_equal([tensor.grad for tensor in inputs], expected)
+        for tensor in inputs:
+            tensor.grad = None
     with torch.autograd.graph.save_on_cpu():
         out = operation(*inputs, save="preact")
     assert_equal(torch.autograd.grad(out.sum(), inputs), expected)
     assert answers[0], "a checkpoint that runs a backward of its own"
-
-
-def _gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    out.sum().backward()
-    found = [tensor.grad for tensor in inputs]
-    for tensor in inputs:
-        tensor.grad = None
-    return found
 
 
 def test_whoever_escapes_the_count_meets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from swiglu_kernels.runtime import backend
 from swiglu_kernels.standalone import covering
-from swiglu_kernels.standalone.compiled import allocated_bytes, code_bytes, compile_launch, launches, moved, one_by_one
+from swiglu_kernels.standalone.compiled import compile_launch, launches, moved, one_by_one
 from swiglu_kernels.tiles import rules
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
@@ -99,16 +99,6 @@ def test_what_makes_wgmmas_wait_is_counted() -> None:
     assert one_by_one([last, "WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", last])
     assert not one_by_one([begun, begun, last, "WARPGROUP.DEPBAR.LE gsb0, 0x1 ;"])
     assert not one_by_one(["FADD R1, R2, R1 ;"])
-
-
-def test_what_a_kernel_allocates_and_its_instructions_are_added_up() -> None:
-    ring = "%a_ring = ttg.local_alloc : () -> !ttg.memdesc<8x64x64xbf16, #shared, #smem, mutable>"
-    barriers = "%loaded = ttg.local_alloc : () -> !ttg.memdesc<4x1xi64, #shared2, #smem, mutable>"
-    codes = "%w = ttg.local_alloc : () -> !ttg.memdesc<64x128xf8E4M3FN, #shared, #smem, mutable>"
-    assert allocated_bytes("\n".join([ring, barriers])) == 8 * 64 * 64 * 2 + 32
-    assert allocated_bytes(codes) == 64 * 128
-    lines = [".L_x_1:", "        /*3a80*/              @P0 BRA `(.L_x_1) ;", "  /*12340*/ NOP ;", "  .align 4"]
-    assert code_bytes(lines) == 32
 
 
 TOKENS, DTYPES = (1, 16, 17, 64, 65, 128, 129, 512, 513, 8192), (torch.bfloat16, torch.float32)

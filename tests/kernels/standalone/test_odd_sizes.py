@@ -62,22 +62,6 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not replace(odd_sizes.Outcome("one", 1.0), roundings=odd_sizes.SLACK * 2).right
 
 
-def test_what_is_allocated_begins_as_nan() -> None:
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    with odd_sizes.allocated_as_nan():
-        made = torch.empty(3), torch.ones(3).new_empty(3), torch.empty_like(torch.ones(3))
-        assert all(tensor.isnan().all() for tensor in made)
-        assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
-    assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
-
-
-def test_a_long_sum_in_fp32_is_rounded_more_often() -> None:
-    short, long = (odd_sizes.Sizes((2, hidden, 8), torch.float32, torch.device("cpu")) for hidden in (72, 4096))
-    assert short.rounding(torch.float32) == odd_sizes.ROUNDINGS[torch.float32]
-    assert long.rounding(torch.float32) == 4 * short.rounding(torch.float32)
-    assert long.rounding(torch.bfloat16) == odd_sizes.ROUNDINGS[torch.bfloat16]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", odd_sizes.DTYPES)
 @pytest.mark.parametrize("number", range(8))

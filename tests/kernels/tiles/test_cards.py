@@ -1,8 +1,5 @@
 """What is chosen by the model of a GPU."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,7 +12,6 @@ from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, TileProblem, shipp
 from swiglu_kernels.tiles.rules import Tile
 
 H100, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H20"
-CARDS = json.loads(Path(cards.__file__).with_suffix(".json").read_bytes())
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +37,6 @@ def test_weight_gradients(card: str, tokens: int, sizes: tuple[int, int], by_tor
     at = problem(card, tokens, *sizes)
     assert weight_grad_is_by_torch(at) == by_torch
     assert (shipped("weight-grad", at) == BY_TORCH) == by_torch
-
-
-def test_the_forward_is_the_same_on_every_card_and_each_names_its_measurement() -> None:
-    assert len({shipped("forward", problem(card, 8192)) for card in (cards.H200, H100, OTHER)}) == 1
-    for card, measured in CARDS.items():
-        assert (Path(__file__).parents[3] / measured["results"]).exists(), card
 
 
 def test_tuning_a_card_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@ import functools
 
 import pytest
 import torch
-from accuracy import DEVICE, assert_as_accurate_as_eager, assert_equal, check_against_reference, random_tensor
+from accuracy import DEVICE, assert_as_accurate_as_eager, check_against_reference
 from clamped import keep_off_limit
 from mixtures import GPT_OSS, drawn, layer
 from torch.library import opcheck
@@ -10,7 +10,6 @@ from torch.library import opcheck
 from swiglu_kernels import backend_for, reference, swiglu_experts
 from swiglu_kernels.ops.experts import choice, portable_gemv, portable_pairs
 from swiglu_kernels.ops.experts import operation as experts
-from swiglu_kernels.ops.experts.routing import ZEROS, Routing, capacity, combine, gather, route
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.tiles.rules import expert_tile_rows
 
@@ -123,6 +122,7 @@ ROUTINGS = {
     "one expert has all, an expert twice": torch.full((9, 2), 3),
     "no pair has an expert": torch.full((3, 2), 4),
     "no tokens": torch.zeros(0, 2, dtype=torch.int64),
+    "many tokens": drawn(1300, 4, 4, beyond=1),
 }
 
 
@@ -137,53 +137,6 @@ def test_every_height_of_tiles(tokens, tile_rows):
     index = drawn(tokens, 1, 2)
     assert expert_tile_rows(index.numel(), 2, FLOAT16) == tile_rows
     check(index, problem(index, 2, 40, 72, FLOAT16), GPT_OSS)
-
-
-def defined(index: torch.Tensor, count: int, tile_rows: int) -> Routing:
-    """The routing as its docstrings say it."""
-    pairs = index.flatten().tolist()
-    rows = capacity(len(pairs), count, tile_rows)
-    pair, row, tile_expert, starts, counts = [-1] * rows, [-1] * len(pairs), [-1] * (rows // tile_rows), [0], []
-    for expert in range(count):
-        own = [number for number, chosen in enumerate(pairs) if chosen == expert]
-        for at, number in enumerate(own, start=starts[-1]):
-            pair[at], row[number] = number, at
-        counts.append(len(own))
-        tiles = range(starts[-1] // tile_rows, -(-(starts[-1] + len(own)) // tile_rows))
-        for tile in tiles:
-            tile_expert[tile] = expert
-        starts.append(tiles.stop * tile_rows)
-    fields = pair, row, tile_expert, starts, counts
-    return Routing(
-        *(torch.tensor(field, dtype=torch.int32, device=DEVICE) for field in fields), index.shape[1], tile_rows
-    )
-
-
-@pytest.mark.parametrize(
-    ("tokens", "slots", "count", "tile_rows"),
-    [(1, 8, 128, 16), (7, 3, 5, 32), (1200, 2, 6, 128), (0, 2, 3, 16), (1300, 4, 40, 16)],
-)
-def test_the_routing_is_what_its_definition_says(tokens, slots, count, tile_rows):
-    index = drawn(tokens, slots, count, beyond=1)
-    routing, expected = route(index, count, tile_rows), defined(index, count, tile_rows)
-    assert_equal(routing[:5], expected[:5])
-    assert routing[5:] == expected[5:]
-
-
-def test_gather_and_weighted_sum():
-    index = drawn(9, 2, 3, beyond=1)
-    routing = route(index, 3, 16)
-    x = random_tensor(9, 21, dtype=torch.float32, layout="strided")
-    weights = random_tensor(9, 2, dtype=torch.float32, layout="transposed").masked_fill(index >= 3, float("nan"))
-    rows, used = gather(x, routing), int(routing.starts[-1])
-    pair = routing.pair[:used].long()
-    assert routing.tile_rows <= ZEROS
-    torch.testing.assert_close(rows[:used], torch.where(pair[:, None] >= 0, x[pair.clamp(min=0) // 2], 0.0))
-    known = (index >= 0) & (index < 3)
-    torch.testing.assert_close(combine(rows, None, routing), x * known.sum(1, keepdim=True))
-    torch.testing.assert_close(
-        combine(rows, weights, routing), x * weights.nan_to_num().mul(known).sum(1, keepdim=True)
-    )
 
 
 def test_routing_weights_may_have_another_dtype():

@@ -87,17 +87,14 @@ class TestWhoMayTakeThem:
 @pytest.mark.parametrize(
     ("tokens", "hidden", "dtype", "expected"),
     [
-        (1, 4096, torch.bfloat16, ("triton", "preact", "torch")),
         (256, 4104, torch.bfloat16, ("triton", "preact", "torch")),
         (257, 4104, torch.bfloat16, ("torch", "preact", "torch")),
         (512, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
-        (1100, 4096, torch.bfloat16, ("triton", "preact", "torch")),  # 288 tiles of 128 rows in 3 waves of 132
-        (1536, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
-        (512, 4095, torch.bfloat16, ("torch", "preact", "torch")),
         (512, 4096, torch.float32, ("torch", "preact", "torch")),
     ],
 )
 def test_auto_takes_them_where_they_are_faster(monkeypatch, tokens, hidden, dtype, expected) -> None:
+    """At sizes where nothing was measured; `tests/kernels/tiles/test_parts.py` has the others."""
     monkeypatch.setattr(here, "hopper_multiprocessors", lambda *_: 132)
     monkeypatch.setattr(here, "capability_of", lambda _: (9, 0))
     monkeypatch.setattr(shared, "why_off", lambda *_: None)

@@ -12,8 +12,8 @@ import torch
 from clamped import keep_off_limit
 from replayed import as_on_a_gpu
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from swiglu_kernels import reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.ops.experts import operation as experts
@@ -118,16 +118,6 @@ def test_another_kind_is_checked_anew() -> None:
     assert len(door.calls) == 2
 
 
-class Dispatch(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-class Function(TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
 class Own(torch.Tensor):
     pass
 
@@ -158,7 +148,7 @@ def test_who_watches_sees_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
         assert known(negative, w) is None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             assert kind(x, w) is None
-        for mode in (Dispatch(), Function(), forward_ad.dual_level()):
+        for mode in (BaseTorchDispatchMode(), BaseTorchFunctionMode(), forward_ad.dual_level()):
             with mode:
                 assert kind(x, w) is None
         seen = []
@@ -350,16 +340,6 @@ def test_a_parameter_that_is_written_after_the_forward_is_found_out(short: list[
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
     assert len(short) == 7
-
-
-@needs_interpreter
-def test_frozen_weights_take_the_long_way(short: list[str]) -> None:
-    for _ in range(3):
-        given = leaves(True, True, True, bias=True, down=True)
-        found = gradients(swiglu_mlp, given, weight_grad="none")
-        assert found[1] is not None
-        assert found[2:] == [None] * 6
-    assert not short
 
 
 @pytest.mark.gpu

@@ -34,44 +34,26 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     plan.forget()
 
 
-def test_a_second_launch_of_a_kind_fills_in_addresses(kernel):
-    describe, described = describing(kernel)
-    plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
-    left, right = torch.empty(4, 8), torch.empty(4, 8)
-    plan.run(describe, left, right)
-    assert len(described) == len(kernel.bound) == 1
-    assert kernel.launched == [(left.data_ptr(), 32, right.data_ptr())]
+OTHER_KINDS = [
+    lambda t: t[:3],
+    lambda t: t.t(),
+    lambda t: t.to(torch.bfloat16),
+    lambda t: torch.empty(33)[1:].view(4, 8),  # of another alignment
+    lambda t: torch.empty(4, 8, device="meta"),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t: t[:3],
-        lambda t: t.t(),
-        lambda t: t.to(torch.bfloat16),
-        lambda t: torch.empty(33)[1:].view(4, 8),
-        lambda t: torch.empty(4, 8, device="meta"),
-    ],
-    ids=["shape", "strides", "dtype", "alignment", "device"],
-)
-def test_another_kind_is_described_anew(kernel, change):
-    describe, described = describing(kernel)
-    same = torch.empty(4, 8)
-    plan.run(describe, same, same)
-    for arguments in ((change(same), same), (same, change(same))):
-        plan.run(describe, *arguments)
-    assert len(described) == 3
-    assert not kernel.launched
-
-
-def test_options_and_the_describing_function_belong_to_the_kind(kernel):
-    describe, described = describing(kernel)
-    other, also_described = describing(kernel)
+def test_another_kind_is_described_anew(kernel):
+    (describe, described), (other, also_described) = describing(kernel), describing(kernel)
     tensor = torch.empty(4, 8)
-    for option in (None, "a", Formula(limit=7.0), Formula(limit=8.0), (tensor, tensor), (tensor, None), (None, tensor)):
-        plan.run(describe, tensor, tensor, option)
-    plan.run(other, tensor, tensor)
-    assert (len(described), len(also_described)) == (7, 1)
+    given = [(change(tensor), tensor) for change in OTHER_KINDS] + [(tensor, change(tensor)) for change in OTHER_KINDS]
+    options = None, "a", Formula(limit=7.0), Formula(limit=8.0), (tensor, tensor), (tensor, None), (None, tensor)
+    given += [(tensor, tensor, option) for option in options]
+    for count, arguments in enumerate(given, start=1):
+        plan.run(describe, *arguments)
+        assert len(described) == count
+    plan.run(other, tensor, tensor, None)
+    assert len(also_described) == 1
     assert not kernel.launched
 
 
@@ -265,15 +247,6 @@ def test_addresses_are_filled_in_and_descriptors_encoded_once_for_each(sent: Sim
         what = (77, False, True, (4, 1, 0), None, None, None, None, None, "annotations", b"signature")
         assert sent.launched.pop() == (*GRID, 5, *what, [x, f"map of {w}", 4, 8, 8, 1, 8])
     assert sent.encoded[first:] == [tensors[1].data_ptr(), others[1].data_ptr()]
-
-
-def test_hooks_see_launches(sent: SimpleNamespace) -> None:
-    compiled = Compiled()
-    made, tensors = kept(compiled)
-    sent.enter.calls.append(print)
-    made.run(tensors)
-    assert len(compiled.by_triton) == 1
-    assert not sent.launched
 
 
 @pytest.mark.parametrize("change", [{"global_scratch_size": 8}, {"gsan_enabled": True}, "other arguments"])

@@ -10,7 +10,6 @@ import torch
 from replayed import StandIn, describing
 
 from swiglu_kernels.runtime import internals
-from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.shortcuts import door, plan, series
 from swiglu_kernels.runtime.shortcuts.series import Series
 
@@ -21,37 +20,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     plan.forget()
     yield StandIn()
     plan.forget()
-
-
-def test_a_series_fills_in_addresses_and_calls_nothing(kernel, monkeypatch):
-    called = []
-
-    def describe(left, right):
-        right = right[0] if isinstance(right, tuple) else right
-        arguments = {"left_ptr": left, "size": left.numel(), "right_ptr": right}
-        return Launch(kernel, (1,), arguments, num_warps=4, num_stages=2)
-
-    def call(left, right):
-        called.append(left)
-        between, out = left.new_empty(left.shape), left.new_empty(2, 3, dtype=torch.float64)
-        plan.run(describe, left, between)
-        plan.apply(torch.Tensor.fill_, out, 7.0)
-        plan.run(describe, between[1:], (right,))
-        return out, None, left.new_empty(0)
-
-    series = Series()
-    series.call(call, (torch.empty(4, 8), torch.empty(4, 8)))
-    kernel.launched.clear()
-    monkeypatch.setattr(plan, "key_of", lambda arguments: pytest.fail("the kind of a launch is known"))
-    left, right = torch.empty(4, 8), torch.empty(4, 8)
-    out, nothing, empty = series.call(call, (left, right))
-    (first, last) = kernel.launched
-    assert (first[0], last[2]) == (left.data_ptr(), right.data_ptr())
-    assert last[0] == first[2] + 8 * 4, "a view of what was allocated"
-    assert torch.equal(out, torch.full((2, 3), 7.0, dtype=torch.float64))
-    assert nothing is None
-    assert empty.shape == (0,)
-    assert len(called) == 1
 
 
 @pytest.mark.parametrize("strides", [(8, 1), (100, 1)], ids=["contiguous", "a row of a larger one"])
