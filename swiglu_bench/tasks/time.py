@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.system import Gpu, LoadWatch, NoAnswer
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
-from swiglu_bench.measure.statistics import noise_interval, percentile
+from swiglu_bench.measure.statistics import Interval, noise_interval, percentile
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
 from swiglu_bench.tasks.time_row import GpuWatch, measure_beside, note_comparison, note_time, note_work, profile
@@ -221,7 +222,9 @@ class _TimedCase(CaseRun):
             for name, entry in by_name.items():
                 self._close(entry, rounds.timings[name].failure or wrong.get(name))
             self._check_turns(entries, twins, rounds)
-            self._check_batches(entries, rounds, names)
+            aliases = [twin.name for twin in twins if not rounds.timings[twin.name].failure]
+            noise = noise_interval([rounds.ratio(name, baseline) for name in aliases]) if baseline else None
+            self._check_batches(entries, rounds, names, noise)
             burnt = self.court.burners()
         watch.look_round()
         found = load.load()
@@ -231,8 +234,7 @@ class _TimedCase(CaseRun):
                 blame(by_name[name].record, "slows others", reason)
         if baseline and by_name[baseline].record.status is not Status.OK:
             baseline = ""  # the time of a wrong answer is nothing to compare with
-        aliases = [twin.name for twin in twins if not rounds.timings[twin.name].failure] if baseline else []
-        noise = noise_interval([rounds.ratio(name, baseline) for name in aliases])
+            aliases, noise = [], None
 
         def ms_of(work: object) -> list[float]:
             return rounds.timings[bare[work].name].ms if work in bare else []
@@ -294,7 +296,9 @@ class _TimedCase(CaseRun):
             for name, failure in turns.disagreements(rounds).items():
                 self._close(sound[name], failure)
 
-    def _check_batches(self, entries: Sequence[Entry], rounds: Rounds, names: Callable[[str], Sequence[str]]) -> None:
+    def _check_batches(
+        self, entries: Sequence[Entry], rounds: Rounds, names: Callable[[str], Sequence[str]], noise: Interval | None
+    ) -> None:
         self._tell_timing("timing batches", 0.88)
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
         batches = Batches(self.court, self.case, {name: entry.contender for name, entry in sound.items()}, names)
@@ -306,7 +310,8 @@ class _TimedCase(CaseRun):
         ahead_ms = {n: percentile([each.host_us / 1e3 - each.ms for each in own], 50) for n, own in samples.items()}
         on_gpu = self.court.settings.device.type == "cuda"
         host_bound = [name for name, ms in ahead_ms.items() if on_gpu and ms > 0]
-        for name, failure in batches.disagreements(claimed_ms, self.baseline, host_bound).items():
+        apart = max(noise.high, 1 / noise.low if noise.low else math.inf) if noise else 1.0
+        for name, failure in batches.disagreements(claimed_ms, self.baseline, host_bound, apart).items():
             self._close(sound[name], failure)
 
     def _close(self, entry: Entry, failure: BaseException | None) -> None:

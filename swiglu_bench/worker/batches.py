@@ -60,17 +60,19 @@ class Batches:
         """What is subtracted from a batch, the least so far: other programs add to it, which would hide work."""
 
     def disagreements(
-        self, claimed_ms: Mapping[str, float], baseline: str = "", host_bound: Collection[str] = ()
+        self, claimed_ms: Mapping[str, float], baseline: str = "", host_bound: Collection[str] = (), apart: float = 1.0
     ) -> dict[str, Exception]:
         """The contenders whose calls take longer than `claimed_ms` says, and how that was found.
 
         Batches are relative to the baseline's in the same attempt, because other programs may use the machine. Longer
         work is interrupted more often, so the baseline repeats its batches for as long as the longest of the others.
-        `host_bound`: contenders whose calls take the host longer than the GPU.
+        `host_bound`: contenders whose calls take the host longer than the GPU. `apart`: how many times as long as
+        another a process of the baseline may take; what differs by less proves nothing.
         """
         if not self._contenders:
             return {}
-        found = [self._among(group, claimed_ms, baseline, host_bound) for group in self._groups(claimed_ms, baseline)]
+        groups = self._groups(claimed_ms, baseline)
+        found = [self._among(group, claimed_ms, baseline, host_bound, apart) for group in groups]
         failures = {name: failure for wrong in found for name, failure in wrong.items() if name != baseline}
         of_baseline = [wrong.get(baseline) for wrong in found]  # where it was settled once, it is
         wrong = [failure for failure in of_baseline if failure and not isinstance(failure, Unsettled)]
@@ -89,8 +91,9 @@ class Batches:
         return groups or [[]]
 
     def _among(
-        self, names: Sequence[str], claimed_ms: Mapping[str, float], baseline: str, host_bound: Collection[str]
-    ) -> dict[str, Exception]:
+        self, names: Sequence[str], claimed_ms: Mapping[str, float], baseline: str, host_bound: Collection[str],
+        apart: float,
+    ) -> dict[str, Exception]:  # fmt: skip
         failures: dict[str, Exception] = {}
         contenders = [*names, *([baseline] if baseline in self._contenders else [])]
         score, least = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, float("inf"))
@@ -139,12 +142,13 @@ class Batches:
         for name in set(score) - set(failures):
             what = f"its samples say that a call takes {claimed_ms[name]:.3f} ms"
             proven = score.get(baseline) == 1 and score[name] == -FAILURES
-            if proven and least[name] > (BEYOND_DOUBT if was_busy or name in host_bound else 1 + SHARE):
+            beyond = BEYOND_DOUBT if was_busy or name in host_bound else 1 + SHARE
+            if proven and least[name] > max(beyond, apart):
                 times = f"{least[name]:.2f} times that by the wall clock, for calls back to back"
                 failures[name] = WrongTime(f"{what}, and at least {times}")
             elif score[name] <= 0:
                 why = "while the machine is busy" if baseline in score else "without a baseline beside it"
-                if proven and not was_busy:
+                if proven and not was_busy and least[name] > apart:
                     why = "where the host takes longer than the GPU"
                 failures[name] = Unsettled(f"{what}, which the wall clock cannot confirm {why}")
         return failures

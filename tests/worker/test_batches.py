@@ -16,7 +16,7 @@ CLAIMED = {"eager": 1.0, "mine": 1.0}
 
 def found(
     monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]], baseline: str = "eager", *host_bound: str,
-    inputs_ms: float = 0.0,
+    inputs_ms: float = 0.0, apart: float = 1.0,
 ) -> dict[str, Exception]:  # fmt: skip
     """What is said of contenders whose calls take so many milliseconds, try after try."""
     place: Any = SimpleNamespace(
@@ -26,7 +26,7 @@ def found(
     monkeypatch.setattr(Batches, "_call_ms", lambda self, name, *_: next(took[name]))
     case: Any = SimpleNamespace(mode=Mode.FORWARD)
     contenders: Any = dict.fromkeys(CLAIMED)
-    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, baseline, host_bound)
+    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, baseline, host_bound, apart)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,14 @@ def test_where_times_are_uncertain_only_what_is_beyond_doubt_is_wrong(
         mine = found(monkeypatch, took, "eager", *host_bound, inputs_ms=inputs_ms).get("mine")
         assert type(mine) is (kind or type(None)), factor
         assert ("host takes longer" in str(mine)) is (kind is Unsettled and not busy)
+
+
+def test_what_the_baseline_s_own_processes_differ_by_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside programs on every CPU, an honest contender's calls once took 58 times what its samples said."""
+    for apart, kind in ((50.0, WrongTime), (60.0, Unsettled)):
+        said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(58.0)}, apart=apart)
+        assert type(said["mine"]) is kind
+        assert ("while the machine is busy" in str(said["mine"])) is (kind is Unsettled)
 
 
 @pytest.mark.parametrize("baseline", ["", "grouped"], ids=["none asked for", "one that could not run"])
