@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +23,6 @@ GRID = (3, 2, 1)
 class Descriptor:
     def __init__(self, base: torch.Tensor) -> None:
         self.base, self.shape, self.strides, self.block_shape = base, [*base.shape], [*base.stride()], [2, 2]
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(door, "_shut", False)
-    plan.forget()
-    yield StandIn()
-    plan.forget()
 
 
 OTHER_KINDS = [

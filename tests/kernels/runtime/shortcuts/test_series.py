@@ -2,24 +2,15 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
-from replayed import StandIn, describing
+from replayed import describing
 
 from swiglu_kernels.runtime import internals
-from swiglu_kernels.runtime.shortcuts import door, plan, series
+from swiglu_kernels.runtime.shortcuts import plan, series
 from swiglu_kernels.runtime.shortcuts.series import Series
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(door, "_shut", False)
-    plan.forget()
-    yield StandIn()
-    plan.forget()
 
 
 @pytest.mark.parametrize("strides", [(8, 1), (100, 1)], ids=["contiguous", "a row of a larger one"])
