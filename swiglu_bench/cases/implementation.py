@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,63}")
 """Of an implementation: the suite calls further processes of one `name (alias)`."""
-WeightLayout = Literal["separate", "packed", "interleaved"]
+_LAYOUT = re.compile(r"separate|packed|interleaved(:[1-9]\d*)?")
 Backend = Literal["torch", "inductor", "triton", "cutlass"]
 _MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
 """The module behind a backend, where importing it takes seconds."""
@@ -58,8 +58,10 @@ class Step:
 
     `forward` takes the problem's activations (`x`; `gate, up`; or `x, top_k_index, top_k_weights`) and returns the
     output; gradients come from autograd.
-    An implementation with its own weight layout names its own leaf tensors in `parameters` and says in `to_canonical`
-    how their gradients map to `w_gate`, `w_up` (and `w_down`); by default they are the problem's own weights.
+    An implementation with its own weight layout names its own leaf tensors in `parameters`; by default they are the
+    problem's own weights. A `w_gate_up` (and `bias_gate_up`) among them lies as the declared `weight_layout` says; for
+    any other layout `to_canonical` maps parameters to `w_gate`, `w_up` (and `w_down`): it is read once, on tensors on
+    the CPU, and may return views and rows in another order, transposed or not.
     """
 
     forward: Callable[..., Tensor]
@@ -78,7 +80,9 @@ class Implementation:
     description: str
     scopes: frozenset[Scope]
     build: Callable[[Problem], Step] = field(repr=False)
-    weight_layout: WeightLayout = "separate"
+    weight_layout: str = "separate"
+    """`separate`, `packed` (the gate's rows first, then up's), `interleaved` (by turns) or `interleaved:8` (by turns of
+    8 rows, or of any other number)."""
     backend: Backend = "torch"
     """What executes it, which decides where it is available. `triton` needs a GPU; `verify` can use the interpreter."""
     package: str = ""
@@ -134,6 +138,11 @@ class Implementation:
         if not NAME.fullmatch(self.name):
             raise BadInput(
                 f"An implementation is called {self.name!r}; a name has up to 64 letters, digits and _ . + @ -."
+            )
+        if not _LAYOUT.fullmatch(self.weight_layout):
+            raise BadInput(
+                f"{self.name} declares the weight layout {self.weight_layout!r}; there are separate, packed, "
+                "interleaved and, by turns of 8 rows, interleaved:8."
             )
         sets = {
             "scopes": Scope, "variant": Scope, "dtypes": Dtype, "precisions": Precision, "offers": str,
@@ -234,6 +243,25 @@ class Implementation:
             if not on_cpu and not _installed("triton"):
                 return "torch.compile on a GPU needs Triton, which is not installed."
         return None
+
+
+def taken_apart(layout: str, experts: bool) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """The `to_canonical` of a declared layout: takes `w_gate_up` and `bias_gate_up` apart, where there are such.
+
+    These are [2 * intermediate, ...], with `experts` [experts, 2 * intermediate, ...].
+    """
+    dim = int(experts)
+
+    def to_canonical(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        for kind in ("w", "bias"):
+            both = given.pop(f"{kind}_gate_up", None)
+            if both is not None:
+                block = both.shape[dim] // 2 if layout == "packed" else int(layout.partition(":")[2] or 1)
+                pair = both.unflatten(dim, (-1, 2, block)).unbind(dim + 1)
+                given[f"{kind}_gate"], given[f"{kind}_up"] = (value.flatten(dim, dim + 1) for value in pair)
+        return given
+
+    return to_canonical
 
 
 def _not_here(problem: Problem) -> Step:

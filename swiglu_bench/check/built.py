@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import ACTIVATIONS, Mode
-from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.cases import ACTIVATIONS, Mode, Scope
+from swiglu_bench.cases.implementation import Implementation, Step, taken_apart
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import Desk, Draw, leaf
 from swiglu_bench.measure.resources import MemoryUse, measure_memory
@@ -27,15 +27,31 @@ _backward, _no_grad = torch.autograd.backward, torch.no_grad
 
 @dataclass(frozen=True)
 class View:
-    """A strided part of one parameter."""
+    """Where one weight lies in a parameter: a strided part of it or, with `rows`, rows of that part in an own order."""
 
     parameter: str
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    rows: tuple[Tensor, ...] = ()
+    """Indices into all but the last dimension of the part (all of them where it has one), in the weight's order."""
+    flipped: bool = False
+    """Whether the rows, once in order, are the weight's columns."""
 
-    def of(self, value: Tensor) -> Tensor:
-        """The view into a contiguous tensor that has the parameter's shape."""
+    def read(self, value: Tensor) -> Tensor:
+        """The weight out of a contiguous tensor that has the parameter's shape: a view, with `rows` a copy."""
+        part = self._part(value)
+        found = part[self.rows] if self.rows else part
+        return found.mT if self.flipped else found
+
+    def write(self, value: Tensor, weight: Tensor) -> None:
+        """Put a weight into a contiguous tensor that has the parameter's shape."""
+        if self.rows:
+            self._part(value)[self.rows] = weight.mT if self.flipped else weight
+        else:
+            self._part(value).copy_(weight)
+
+    def _part(self, value: Tensor) -> Tensor:
         return value.as_strided(self.size, self.stride, value.storage_offset() + self.offset)
 
 
@@ -46,12 +62,13 @@ Views = Mapping[str, View]
 def find_views(
     parameters: Mapping[str, Tensor], to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None
 ) -> Views:
-    """Find where each weight lies in the parameters, once and before any call.
+    """Find where each weight lies in the parameters, before any call.
 
-    `Step.to_canonical` maps gradients in an implementation's own layout (packed, interleaved) to those of the weights.
-    It is the implementation's code, so it is called once, on the parameters themselves. From then on the suite itself
-    takes gradients apart, and puts new weights into parameters, by the views that it returned. Raises TypeError where
-    it returns anything else.
+    `Step.to_canonical` maps gradients in an implementation's own layout (packed, interleaved, in blocks) to those of
+    the weights. It is the implementation's code, so it is read here and never runs on results: from then on the suite
+    itself takes gradients apart, and puts new weights into parameters. Where it returns views, they say where a weight
+    lies; where it returns copies, it is called a second time, on tensors whose elements are their numbers. Raises
+    TypeError where a result is neither a view nor rows in another order, or where it writes into what it is given.
     """
     given = {  # on the CPU, where memory that nobody touches is none
         name: torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
@@ -59,16 +76,66 @@ def find_views(
     }
     homes = {value.untyped_storage().data_ptr(): name for name, value in given.items() if value.numel()}
     found = to_canonical(dict(given)) if to_canonical else given
-    views = {}
+    if changed := [name for name, value in given.items() if value._version]:
+        raise TypeError(f"Step.to_canonical changes the gradient of {changed[0]!r} in place; {_DECLARE}")
+    views, copies = {}, []
     for name, value in found.items():
-        home = homes.get(value.untyped_storage().data_ptr()) if type(value) is Tensor else None
-        if home is None:
-            raise TypeError(
-                f"Step.to_canonical returned for {name!r} a {type(value).__name__} that is not a view of the "
-                "gradients it was given; return views of them, as chunk, unbind and slices make them"
-            )
-        views[name] = View(home, tuple(value.shape), value.stride(), int(value.storage_offset()))
-    return views
+        if type(value) is not Tensor:
+            raise _not_a_layout(name, value)
+        if home := homes.get(value.untyped_storage().data_ptr()):
+            views[name] = View(home, tuple(value.shape), value.stride(), int(value.storage_offset()))
+        else:
+            copies.append(name)
+    if copies and to_canonical:
+        numbers, first = {}, 0
+        for name, value in given.items():
+            numbers[name] = torch.arange(first, first := first + value.numel()).view(value.shape)
+        found = to_canonical(dict(numbers))
+        for name in copies:
+            views[name] = _rows(name, found.get(name), numbers, parameters)
+    return {name: views[name] for name in found}
+
+
+_DECLARE = (
+    "return the parameters' rows in the weight's order (chunk, unbind, slices, reshape, index_select, mT), no more"
+)
+
+
+def _not_a_layout(name: str, value: object) -> TypeError:
+    return TypeError(
+        f"Step.to_canonical returned for {name!r} a {type(value).__name__} that is not a part of one of the gradients "
+        f"it was given; {_DECLARE}"
+    )
+
+
+def _rows(name: str, found: Any, numbers: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> View:
+    """The layout of a weight, from what to_canonical made of numbered elements."""
+    if type(found) is not Tensor or found.dtype is not torch.int64 or not found.dim() or not found.numel():
+        raise _not_a_layout(name, found)
+    for home, number in numbers.items():
+        if not number.numel() or found.min() < number.min() or found.max() > number.max():
+            continue
+        for part in (number, number.mT) if number.dim() > 1 else (number,):
+            for flipped in (False, True) if found.dim() > 1 else (False,):
+                rows = _order(found.mT if flipped else found, part, number)
+                if rows:
+                    on = tuple(index.to(parameters[home].device) for index in rows)
+                    return View(home, tuple(part.shape), part.stride(), 0, on, flipped)
+    raise _not_a_layout(name, found)
+
+
+def _order(wanted: Tensor, part: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+    """Indices with which `part`, a numbered parameter or its transpose, is `wanted`; empty where there are none."""
+    start = number.flatten()[0]
+    if part.dim() == 1:
+        rows: tuple[Tensor, ...] = (wanted - start,)
+    elif wanted.shape[-1] != part.shape[-1]:
+        return ()
+    else:
+        *outer, row, column = torch.unravel_index(wanted[..., 0] - start, number.shape)
+        rows = (*outer, row if part is number else column)
+    same = torch.equal(part[rows], wanted) and wanted.unique().numel() == wanted.numel()
+    return rows if same else ()
 
 
 def take_apart(views: Views, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -79,7 +146,7 @@ def take_apart(views: Views, gradients: Mapping[str, Tensor]) -> dict[str, Tenso
     plain = {n: type(value) is Tensor and value.layout is torch.strided for n, value in gradients.items()}
     whole = {name: value.contiguous() if plain[name] else value for name, value in gradients.items()}
     return {
-        name: view.of(whole[view.parameter]) if plain[view.parameter] else whole[view.parameter]
+        name: view.read(whole[view.parameter]) if plain[view.parameter] else whole[view.parameter]
         for name, view in views.items()
         if view.parameter in whole
     }
@@ -109,7 +176,10 @@ class Built:
                 raise TypeError(f"the parameter {name!r} is not a leaf tensor, so it gets no gradient")
         self._plain = all(type(value) in (Tensor, torch.nn.Parameter) for value in self.parameters.values())
         if self._plain:
-            self.views = find_views(self.parameters, step.to_canonical)
+            layout, to_canonical = implementation.weight_layout, step.to_canonical
+            if to_canonical is None and layout != "separate":
+                to_canonical = taken_apart(layout, problem.case.scope is Scope.EXPERTS)
+            self.views = find_views(self.parameters, to_canonical)
             self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = partial(take_apart, self.views)
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)
             self._take_apart = step.to_canonical or dict
@@ -209,7 +279,7 @@ class Built:
         """Change the weights in place, as an optimiser does."""
         with _no_grad():
             for name, view in self.views.items():
-                view.of(self.parameters[view.parameter].detach()).copy_(weights[name])
+                view.write(self.parameters[view.parameter].detach(), weights[name])
 
     def memory(self, draw: Draw) -> MemoryUse:
         """Measure the bytes of one forward and backward (of the forward alone where it yields no gradients)."""
@@ -219,7 +289,7 @@ class Built:
 
         def backward(output: Tensor) -> Produced:
             _backward(output, upstream)
-            taken = self._collect(leaves)
+            taken = self._found(leaves)  # not taken apart, which is the suite's own memory
             self.drop_gradients(leaves)
             return taken
 

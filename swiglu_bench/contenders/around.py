@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swiglu_bench.cases.cases import Scope
-from swiglu_bench.cases.implementation import Step
+from swiglu_bench.cases.implementation import Step, taken_apart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,15 +53,7 @@ def joined(problem: Problem, interleaved: bool = False) -> tuple[Gradients, Call
         both = torch.stack(pair, dim + 1).flatten(dim, dim + 1) if interleaved else torch.cat(pair, dim)
         own[f"{kind}_gate_up"] = both.requires_grad_(trains)
 
-    def to_canonical(gradients: Gradients) -> Gradients:
-        for kind in kinds:
-            both = gradients.pop(f"{kind}_gate_up", None)
-            if both is not None:
-                pair = both.unflatten(dim, (-1, 2)).unbind(dim + 1) if interleaved else both.chunk(2, dim)
-                gradients[f"{kind}_gate"], gradients[f"{kind}_up"] = pair
-        return gradients
-
-    return own, to_canonical
+    return own, taken_apart("interleaved" if interleaved else "packed", dim == 1)
 
 
 def packed(problem: Problem, glu: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Step:

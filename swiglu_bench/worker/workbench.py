@@ -313,7 +313,7 @@ class Workbench:
         """Hand over the weights as the contender has them now."""
         wanted, built = self._boxes["weights"].tensors, self._built
         views = {name: view for name, view in built.views.items() if name in wanted}
-        found = {name: view.of(built.parameters[view.parameter].detach()) for name, view in views.items()}
+        found = {name: view.read(built.parameters[view.parameter].detach()) for name, view in views.items()}
         delivered, _ = self._deliver("weights", found, [])
         self.clock.synchronize()
         return CallReport(delivered=delivered, faults={}, conduct={})

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swiglu_bench.cases.cases import Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.costs import predicted_memory
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built, Produced, find_views, take_apart
@@ -141,11 +142,17 @@ def transposed(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"w_gate": gate, "w_up": up, "w_down": given["w_down"].T}
 
 
+def shuffled(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+    gate, up = given["w_gate_up"][order].chunk(2)
+    return {"w_gate": gate, "w_up": up.contiguous(), "w_down": given["w_down"].T.flip(1)}
+
+
 def parameters() -> dict[str, Tensor]:
     return {"w_gate_up": torch.randn(6, 4), "w_down": torch.randn(4, 3)}
 
 
-@pytest.mark.parametrize("apart", [packed, interleaved, transposed])
+@pytest.mark.parametrize("apart", [packed, interleaved, transposed, shuffled])
 def test_gradients_are_taken_apart_as_to_canonical_would_without_calling_it_again(apart: Apart) -> None:
     views, gradients = find_views(parameters(), apart), parameters()
     expected = apart(gradients)
@@ -154,9 +161,11 @@ def test_gradients_are_taken_apart_as_to_canonical_would_without_calling_it_agai
         found = take_apart(views, given)
         assert found.keys() == expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in found.items())
-    for view in views.values():
-        view.of(gradients[view.parameter]).fill_(1.0)
-    assert all(value.eq(1).all() for value in apart(gradients).values()), "weights are written by them, too"
+    new = {name: torch.randn(value.shape) for name, value in expected.items()}
+    for name, view in views.items():
+        view.write(gradients[view.parameter], new[name])
+    written = apart(gradients)
+    assert all(torch.equal(value, new[name]) for name, value in written.items()), "weights are written by them, too"
 
 
 def test_odd_gradients_and_a_to_canonical_that_does_more_than_look() -> None:
@@ -167,6 +176,71 @@ def test_odd_gradients_and_a_to_canonical_that_does_more_than_look() -> None:
     for value, kind in ((torch.ones(3, 4), "Tensor"), (None, "NoneType")):
         with pytest.raises(TypeError, match=f"'w_up' a {kind}"):
             find_views(parameters(), lambda given: packed(given) | {"w_up": value})  # type: ignore[dict-item]  # noqa: B023
+
+
+@pytest.mark.parametrize("mend", [
+    lambda value: value * 2, lambda value: value * 1.0, lambda value: value.flip(0) + 1, lambda value: value.cumsum(0),
+    lambda value: value[[0, 0, 1]], lambda value: value.sort(1, descending=True).values + value, torch.zeros_like,
+])  # fmt: skip
+def test_a_to_canonical_that_computes_is_refused(mend: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(TypeError, match=r"'w_up' a Tensor that is not a part .*rows in the weight's order"):
+        find_views(parameters(), lambda given: packed(given) | {"w_up": mend(packed(given)["w_up"])})
+    with pytest.raises(TypeError, match="'w_gate_up' in place"):
+        find_views(parameters(), lambda given: packed({**given, "w_gate_up": given["w_gate_up"].mul_(2)}))
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("block", [8, 16, 32])
+def test_weights_in_blocks_of_rows(block: int, experts: bool) -> None:
+    """Gate and up by turns of some rows, down transposed with its columns in an order of their own."""
+    lead, dim = ((3,), 1) if experts else ((), 0)
+    weights = {name: torch.randn(*lead, 64, 5) for name in ("w_gate", "w_up")} | {"w_down": torch.randn(*lead, 5, 64)}
+    turns = [weights[name].unflatten(dim, (-1, block)) for name in ("w_gate", "w_up")]
+    order = torch.randperm(64)
+    own = {
+        "w_gate_up": torch.stack(turns, dim + 1).flatten(dim, dim + 2),
+        "w_down": weights["w_down"].mT.index_select(dim, order).contiguous(),
+    }
+
+    def apart(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        pair = given["w_gate_up"].unflatten(dim, (-1, 2, block)).unbind(dim + 1)
+        gate, up = (value.flatten(dim, dim + 1) for value in pair)
+        return {"w_gate": gate, "w_up": up, "w_down": given["w_down"].index_select(dim, order.argsort()).mT}
+
+    views = find_views(own, apart)
+    found = take_apart(views, own)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    for name, view in views.items():
+        view.write(own[view.parameter], weights[name] + 1)
+    assert all(torch.equal(value, weights[name] + 1) for name, value in take_apart(views, own).items())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_gradients_of_weights_in_blocks_are_judged(wrong: bool, by_name: bool) -> None:
+    def build(problem: Problem) -> Step:
+        pair = [problem.weights[name].detach().unflatten(0, (-1, 8)) for name in ("w_gate", "w_up")]
+        both = torch.stack(pair, 1).flatten(0, 2).requires_grad_()
+        if wrong:  # the gradient of one block of rows
+            both.register_hook(lambda gradient: gradient.index_fill(0, torch.arange(8, 16), 0.0))
+
+        def apart(given: dict[str, Tensor]) -> dict[str, Tensor]:
+            gate, up = given["w_gate_up"].unflatten(0, (-1, 2, 8)).unbind(1)
+            return {"w_gate": gate.flatten(0, 1), "w_up": up.flatten(0, 1)}
+
+        return Step(lambda x: glu(x, apart({"w_gate_up": both})), {"w_gate_up": both}, None if by_name else apart)
+
+    problem = make_problem(small_case(), "cpu")
+    built = Built(declared(build, weight_layout="interleaved:8"), problem)
+    assert is_right(built.train(ONE), problem, ONE) is not wrong
+    built.set_weights({name: value + 0.5 for name, value in problem.weights.items()})
+    assert not is_right(built.infer(ONE), problem, ONE), "new weights arrive"
+
+
+def test_a_layout_that_there_is_not() -> None:
+    with pytest.raises(BadInput, match="weight layout 'interleaved:0'; there are"):
+        declared(lambda problem: Step(glu), weight_layout="interleaved:0")  # type: ignore[arg-type]
 
 
 # Memory
