@@ -30,7 +30,7 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import CpuUse, Gpu, idle_share
 from swiglu_bench.rows.record import Record, TensorCheck
-from swiglu_bench.worker import worker
+from swiglu_bench.worker import caches, worker
 from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess
 from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings, Tell
@@ -113,7 +113,8 @@ class Court:
         """Hears what is being done and which share of the case is done."""
         self.kept = CourtMemory()
         self._halt = threading.Event()
-        self._child = partial(Child, environment=environment, stop=lambda: self._halt.is_set() or stop())
+        self._child = partial(Child, stop=lambda: self._halt.is_set() or stop())
+        self._environment = dict(environment or {})
         self._bench, self._in_process = bench, in_process
         self._judge: Child | None = None
         self._own_judge: JudgeBench | None = None
@@ -129,7 +130,7 @@ class Court:
             return self._own_judge
         if self._judge is None or self._judge.ended:
             try:
-                self._judge = self._child(worker.JUDGE, self.logs / "judge.log")
+                self._judge = self._child(worker.JUDGE, self.logs / "judge.log", self._environment)
             except Died as error:
                 raise JudgeLost(str(error)) from error
             self._judge.post("begin_judge", self.settings, self.machine)
@@ -148,7 +149,8 @@ class Court:
         if self._in_process:
             child = InProcess(self._bench(self.settings, implementation))
         else:
-            child = self._child(worker.CONTENDER, self.logs / log_name(name))
+            environment = self._environment | caches.of(implementation)
+            child = self._child(worker.CONTENDER, self.logs / log_name(name), environment)
             bench = f"{self._bench.__module__}:{self._bench.__qualname__}"
             child.post("begin", self.settings, implementation.declared(), bench)
         return Contender(name, implementation, child, self.timeout_s)
@@ -286,7 +288,7 @@ def declare(address: str, timeout_s: float) -> Implementation:
     folder = Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
     keep = False
     try:
-        child = Child(worker.CONTENDER, folder / "import.log")
+        child = Child(worker.CONTENDER, folder / "import.log", caches.of_address("declared", address))
         try:
             return Implementation.from_data(child.ask(timeout_s, "declare", address))
         finally:

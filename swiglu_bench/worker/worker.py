@@ -18,6 +18,7 @@ import os
 import pkgutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -163,6 +164,7 @@ def settle(setting: Setting) -> None:
     logging.getLogger("swiglu_bench").setLevel(logging.INFO)
     os.environ.clear()
     os.environ.update(setting.environment)
+    tempfile.tempdir = None  # what it was elsewhere may be remembered
     # torch.compile's pool of processes, one for each core, would work on while others are timed.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     torch.set_num_threads(setting.threads)
@@ -186,10 +188,13 @@ def _end_with_parent() -> None:
 
 MOST_REASON = 2000
 Text = Annotated[str, Field(max_length=MOST_REASON)]
-LONGEST = 1e8
-"""Of one call, in milliseconds or microseconds: what waits for a GPU is as long as a contender says of its calls."""
-Duration = Annotated[float, Field(ge=0, le=LONGEST, allow_inf_nan=False)]
-Time = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+LONGEST_MS = 1e8
+"""Of one call: what waits for a GPU is as long as a contender says of its calls."""
+LONGEST_US = 1e3 * LONGEST_MS
+Duration = Annotated[float, Field(ge=0, le=LONGEST_US, allow_inf_nan=False)]
+"""In microseconds."""
+Time = Annotated[float, Field(gt=0, le=LONGEST_MS, allow_inf_nan=False)]
+"""In milliseconds."""
 Bytes = Annotated[int, Field(ge=0, lt=2**50)]
 
 
