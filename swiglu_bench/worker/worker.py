@@ -71,6 +71,7 @@ class Role:
     """Answers the first question itself, which begins the process, and passes all others to its bench."""
 
     _bench: Any = None
+    _loaded: sources.Loaded | None = None
     _failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -95,6 +96,7 @@ class Role:
         What fails to import fails again, and is told, at the build; its own file has to load here.
         """
         answers_by = pkgutil.resolve_name(bench)
+        self._loaded = sources.Loaded()
         state = GlobalState()
         for module in declared.modules:
             with suppress(Exception):
@@ -106,6 +108,11 @@ class Role:
         except Exception as error:
             self._failure = error
             raise
+
+
+    def loaded(self) -> LoadedReport:
+        """Where the code lies that this process has loaded from outside the installed packages."""
+        return LoadedReport(paths=self._loaded.paths() if self._loaded else [])
 
 
 def serve(pipe: Connection, role: str, setting: Setting) -> None:
@@ -273,6 +280,12 @@ class UsageReport(Report):
     delivered: list[Text]
     raised: dict[Text, Text]
     """By scenario."""
+
+
+class LoadedReport(Report):
+    """Files and folders with code, by their paths."""
+
+    paths: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=sources.MOST_OPENED)]
 
 
 class CheckReport(Report):
