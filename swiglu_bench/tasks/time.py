@@ -50,6 +50,7 @@ class _TimedCase(CaseRun):
     def __init__(self, court: Court, case: Case) -> None:
         super().__init__(court, case)
         self._alone_ms: list[float] = []
+        self._base_ms: list[float] = []
 
     def too_long(self, contenders: int) -> str | None:
         dtype, known = self.case.dtype.value, self.court.kept.ceilings
@@ -105,7 +106,8 @@ class _TimedCase(CaseRun):
         for entry in members:
             self._check_again(entry)
         culprit, certain = self._slows_others(base, members, turns) if base else (None, False)
-        sound = [entry for entry in members if entry.record.status is Status.OK and entry is not culprit]
+        kept = {Status.OK, Status.UNSETTLED} if culprit else {Status.OK}  # without it, others may be settled
+        sound = [entry for entry in members if entry.record.status in kept and entry is not culprit]
         sound = [entry for entry in sound if self._ready(entry)]
         if culprit and base:
             reason = f"beside it, {base.record.implementation} is slower"
@@ -114,6 +116,8 @@ class _TimedCase(CaseRun):
             else:
                 once = f"{reason[0].upper()}{reason[1:]} in one of two attempts, which does not decide it."
                 culprit.record.end(Status.UNSETTLED, once)
+            for entry in sound:
+                entry.record.end(Status.OK, "")
             self._time_together(sound, base if base in sound else None)
             return
         measure_beside(self.court, self.case, sound, watch.gpu, self._tell_timing)
@@ -134,7 +138,7 @@ class _TimedCase(CaseRun):
                 with suppress(Exception):
                     if slows_the_next(base.contender, others[name].contender):
                         return others[name], slows_the_next(base.contender, others[name].contender)
-        times = base.record.samples_ms
+        times = self._base_ms
         if not self._alone_ms or not times or not slower(times, self._alone_ms):
             return None, False
 
@@ -181,7 +185,7 @@ class _TimedCase(CaseRun):
 
     def _check_again(self, entry: Entry) -> None:
         """What was right before the rounds has to be right after them."""
-        if entry.record.status is Status.OK:
+        if entry.record.status in {Status.OK, Status.UNSETTLED}:
             try:
                 failed = self.admitting.check_again(entry.contender, entry.gradients)
             except Exception as error:
@@ -239,8 +243,11 @@ class _TimedCase(CaseRun):
         def ms_of(work: object) -> list[float]:
             return rounds.timings[bare[work].name].ms if work in bare else []
 
+        self._base_ms = rounds.timings[self.baseline].ms if self.baseline in by_name else []
         for entry in entries:
             record = entry.record
+            if record.status is Status.UNSETTLED:
+                record.unconfirmed_ms = percentile(rounds.timings[entry.contender.name].ms, 50)
             if baseline:
                 record.baseline = baseline
                 record.comparable = case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
