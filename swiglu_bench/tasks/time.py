@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.system import Gpu, LoadWatch, NoAnswer
+from swiglu_bench.machine.ceilings_cache import contradicted
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import Interval, noise_interval, percentile
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Load, Record, Status
 from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
 from swiglu_bench.tasks.time_row import GpuWatch, measure_beside, note_comparison, note_time, note_work, profile
 from swiglu_bench.worker import policy
@@ -243,6 +245,7 @@ class _TimedCase(CaseRun):
         def ms_of(work: object) -> list[float]:
             return rounds.timings[bare[work].name].ms if work in bare else []
 
+        self._check_ceilings({work: ms_of(work) for work in bare}, found)
         self._base_ms = rounds.timings[self.baseline].ms if self.baseline in by_name else []
         for entry in entries:
             record = entry.record
@@ -262,6 +265,19 @@ class _TimedCase(CaseRun):
                 grouped_ms = [] if record.precision else ms_of(entry.gradients)
                 record.grouped_ms = percentile(grouped_ms, 50) if grouped_ms else None
         return judge.turns
+
+    def _check_ceilings(self, samples_ms: Mapping[Any, Sequence[float]], load: Load | None) -> None:
+        """Once a run, measure the machine's rates again where bare products contradict those that were kept."""
+        dtype, kept, device = self.case.dtype.value, self.court.kept, self.court.settings.device.type
+        busy = bool(load and load.reason(device))
+        unquantised = {work: ms for work, ms in samples_ms.items() if work[1:] == (False,) and ms}
+        products_ms = {work[0]: percentile(ms, 50) for work, ms in unquantised.items()}
+        if dtype in kept.measured_again or not self.court.settings.cold_l2:
+            return
+        if contradicted(self._ceilings, products_ms, self.case.dtype.bytes, device, busy):
+            log.info("bare products contradict the rates of this machine, which are measured again")
+            kept.measured_again.add(dtype)
+            self._ceilings = kept.ceilings[dtype] = self.court.judge.ceilings(dtype, True)
 
     def _bare(self, entries: Sequence[Entry]) -> dict[object, TimedCall]:
         """The judge's own calls: products that contenders need, by themselves; those of experts also as torch has them.

@@ -71,6 +71,8 @@ class CourtMemory:
     rests: set[str] = field(default_factory=set)
     """Contenders whose processes were seen to be idle."""
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
+    measured_again: set[str] = field(default_factory=set)
+    """Data types whose ceilings this run's own products have contradicted."""
     gpu: Gpu | None = None
     gpu_note: str | None = None
 
