@@ -291,7 +291,7 @@ class Ending:
         """Say where the rows are, and why nothing that was `asked` for is `done`; the exit status.
 
         It is 0 when every row is ok or skipped and kept, and one that was asked for is ok; 130 when interrupted;
-        UNSETTLED where rows are unsettled and nothing else is amiss; else 1. `earlier` rows are older than this command.
+        UNSETTLED where rows are unsettled and nothing else is amiss; else 1. `earlier` rows are older than the command.
         """
         for place in into.places(what):
             self.screen.say(place)

@@ -130,8 +130,13 @@ def test_what_its_process_has_loaded_changes_it(tmp_path: Path) -> None:
         "@implementation('mine', scopes=['glu'], description='d')\n"
         "def mine(problem):\n    w = problem.weights\n"
         "    return Step(lambda x: helper_of_mine.silu(x @ w['w_gate'].T) * (x @ w['w_up'].T))\n",
-        "helper_of_mine.py": "from torch.nn.functional import silu\n", "parts_of_mine/__init__.py": "",
-        "parts_of_mine/later.py": "", "kernel of mine.cu": "", ".hidden": "", "beside.py": "",
+        "helper_of_mine.py": "from torch.nn.functional import silu\n",
+        "parts_of_mine/__init__.py": "open(__file__.replace('__init__.py', 'tiles.json')).read()",
+        "parts_of_mine/tiles.json": "",
+        "parts_of_mine/later.py": "",
+        "kernel of mine.cu": "",
+        ".hidden": "",
+        "beside.py": "",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -142,7 +147,8 @@ def test_what_its_process_has_loaded_changes_it(tmp_path: Path) -> None:
     (record,) = run_here(CASES[:1], [mine], settings, THIS, logs=tmp_path / "logs")
     assert record.status is Status.OK, record.reason
     named = [entry.rpartition("=")[0] for entry in record.files.split()]
-    assert named == ["helper_of_mine.py", "kernel%20of%20mine.cu", "mine.py", "parts_of_mine"]
+    tiles = "parts_of_mine/tiles.json"
+    assert named == ["helper_of_mine.py", "kernel%20of%20mine.cu", "mine.py", "parts_of_mine", tiles]
     remaining_of([], [mine], settings, CASES[:1]).stamp(record)
     row = {name: cell(value) for name, value in record.row().items()}
 
@@ -150,7 +156,7 @@ def test_what_its_process_has_loaded_changes_it(tmp_path: Path) -> None:
         return remaining_of([row], [mine], settings, CASES[:1]).todo
 
     assert todo() == []
-    for name in ("beside.py", ".hidden", "helper_of_mine.py", "parts_of_mine/later.py", "kernel of mine.cu"):
+    for name in ("beside.py", ".hidden", "helper_of_mine.py", "parts_of_mine/later.py", "kernel of mine.cu", tiles):
         before = (tmp_path / name).read_text(encoding="utf-8")
         (tmp_path / name).write_text("# changed", encoding="utf-8")
         assert todo() == ([] if name in ("beside.py", ".hidden") else CASES[:1]), name

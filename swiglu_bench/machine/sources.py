@@ -66,9 +66,10 @@ class Loaded:
                     found.add(os.path.abspath(place))
         folders = {Path(place) if os.path.isdir(place) else Path(place).parent for place in found}
         for file in map(Path, self._opened):
-            if not _installed(str(file)) and file.suffix != ".pyc" and file.is_file():
-                if any(_is_in(file, folder) for folder in folders) and not any(Path(f) in file.parents for f in found):
-                    found.add(str(file))
+            around = [folder for folder in folders if _is_in(file, folder)]
+            counted = file.suffix in CODE and any(str(folder) in found for folder in around)
+            if around and not counted and file.suffix != ".pyc" and file.is_file() and not _installed(str(file)):
+                found.add(str(file))
         return sorted(found)
 
 

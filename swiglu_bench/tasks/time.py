@@ -12,8 +12,8 @@ from typing import Any
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.machine.system import Gpu, LoadWatch, NoAnswer
 from swiglu_bench.machine.ceilings_cache import contradicted
+from swiglu_bench.machine.system import Gpu, LoadWatch, NoAnswer
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import Interval, noise_interval, percentile

@@ -292,7 +292,7 @@ def declare(address: str, timeout_s: float) -> Implementation:
     try:
         child = Child(worker.CONTENDER, folder / "import.log", caches.of_address("declared", address))
         try:
-            return Implementation.from_data(child.ask(timeout_s, "declare", address))
+            return _declared(child.ask(timeout_s, "declare", address))
         finally:
             child.end()
     except (Died, Malformed) as death:
@@ -301,6 +301,15 @@ def declare(address: str, timeout_s: float) -> Implementation:
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _declared(answer: Any) -> Implementation:
+    try:
+        return Implementation.from_data(answer)
+    except BadInput:
+        raise
+    except Exception:
+        raise Malformed("its process sent a malformed declaration") from None
 
 
 def name_of(implementation: Implementation, alias: str) -> str:

@@ -109,7 +109,6 @@ class Role:
             self._failure = error
             raise
 
-
     def loaded(self) -> LoadedReport:
         """Where the code lies that this process has loaded from outside the installed packages."""
         return LoadedReport(paths=self._loaded.paths() if self._loaded else [])

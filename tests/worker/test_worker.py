@@ -52,7 +52,9 @@ def test_what_is_no_object_is_malformed() -> None:
 
 
 def test_a_call_may_take_the_host_as_long_as_the_device() -> None:
-    assert SampleReport.checked(RIGHT | {"ms": LONGEST_MS, "host_us": LONGEST_US, "queue_us": 2e8}).host_us == LONGEST_US
+    assert (
+        SampleReport.checked(RIGHT | {"ms": LONGEST_MS, "host_us": LONGEST_US, "queue_us": 2e8}).host_us == LONGEST_US
+    )
 
 
 ODD = [None, True, -1, -0.0, 0, 0.0, 1e12, 1e300, 10**400, float("nan"), float("inf"), "1", "", [], [1], {}, {"a": 1}]
