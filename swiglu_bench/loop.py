@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,11 @@ POLL_S = 0.2
 OPERATIONS_PER_BYTE = 200
 """From here on a case is bound by products: 989 TFLOP/s over 4800 GB/s of an H200. Only the order depends on it."""
 ATTEMPTS = 2
+RESTS_ON_TIME = frozenset({Status.OK, Status.UNSETTLED})
+REPEATS = 0.5
+REPEATED = "Its case was repeated at the end of the run: the machine had been too busy to settle all of its rows."
+UNSETTLED = 3
+"""The exit status where nothing is wrong, and the machine was too busy for a check of some row."""
 
 
 class NoPlace(RuntimeError):
@@ -72,7 +79,7 @@ class Progress:
     def __str__(self) -> str:
         at = f"{self.finished}/{self.count} on {self.where}"
         if self.in_order:
-            at = f"case {self.finished + 1}/{self.count}"
+            at = f"case {min(self.finished + 1, self.count)}/{self.count}"
         doing = f", {self.doing}" if self.doing else ""
         return at if self.case is None else f"{at}: {self.case.name}, {self.case.how_many}{doing}"
 
@@ -85,6 +92,15 @@ class Schedule:
         cost = (lambda number: 0) if in_order else (lambda number: -expected_cost(cases[number]))
         self._waiting = sorted(range(len(cases)), key=cost)
         self._lost: dict[int, list[tuple[Place, str]]] = {}
+
+    @property
+    def left(self) -> int:
+        """How many cases wait."""
+        return len(self._waiting)
+
+    def again(self, number: int) -> None:
+        """Let a case be tried again when all that wait now have begun."""
+        self._waiting.append(number)
 
     def take(self, place: Place, others: Collection[Place]) -> int | None:
         """The case that an idle place is to run, or None; one whose place was lost goes to the `others` if possible."""
@@ -106,6 +122,69 @@ class Schedule:
         return f"Its process ended {len(losses)} times: {told}."
 
 
+class SecondChance:
+    """Rows that wait, should the machine have been too busy to settle all of their case, for a second attempt.
+
+    It comes at the end of the run, in another order, for those whose results are right. Repetitions together may take
+    REPEATS of what the run took before them; the first one always takes place.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[int, list[Record]] = {}
+        """By the number of a case that is being worked on."""
+        self._first: dict[int, list[Record]] = {}
+        """By the number of a case that is to be tried again."""
+        self._began, self._until = time.monotonic(), math.inf
+
+    def take(self, number: int, records: Iterable[Record]) -> Iterator[Record]:
+        """Those rows that need not wait; from the first one that rests on time, a case's rows wait until its end."""
+        for record in records:
+            if number in self._first or number in self._now or record.status in RESTS_ON_TIME:
+                self._now.setdefault(number, []).append(record)
+            else:
+                yield record
+
+    def ended(self, number: int) -> Iterator[Record]:
+        """The rows of a case that has ended; without those that rest on time where it is to be tried again."""
+        rows, first = self._now.pop(number, []), self._first.pop(number, None)
+        if first is None and _unsettled(rows):
+            self._first[number] = [row for row in rows if row.status in RESTS_ON_TIME]
+            rows = [row for row in rows if row.status not in RESTS_ON_TIME]
+        elif first is not None:
+            worse = _unsettled(rows) > _unsettled(first)
+            accused = {row.implementation: row for row in rows if row.status not in RESTS_ON_TIME or not worse}
+            rows = [accused.get(row.implementation, row) for row in first]
+            for row in rows:
+                row.remark(REPEATED)
+        yield from rows
+
+    def names(self, number: int) -> list[str]:
+        """Whom a case that waits is tried again with; nobody at its first attempt."""
+        return [row.implementation for row in self._first.get(number, [])]
+
+    def in_time(self) -> bool:
+        """Whether a repetition may begin now."""
+        now = time.monotonic()
+        if self._until == math.inf:
+            self._until = now + REPEATS * (now - self._began)
+        return now <= self._until
+
+    def give_up(self, number: int) -> Iterator[Record]:
+        """The rows of a case's first attempt, for there will be no whole second one."""
+        self._now.pop(number, None)
+        yield from self._first.pop(number, [])
+
+    def left(self) -> Iterator[Record]:
+        """All rows that still wait, where a run ends early: of first attempts only."""
+        for number in [*self._first, *self._now]:
+            yield from self._first.pop(number, None) or self._now.pop(number, [])
+            self._now.pop(number, None)
+
+
+def _unsettled(rows: Iterable[Record]) -> int:
+    return sum(row.status is Status.UNSETTLED for row in rows)
+
+
 def expected_cost(case: Case) -> int:
     """A figure that grows with the time a case takes: its operations, or the bytes it moves in the time of as many."""
     names = (*WEIGHTS[case.scope], "x")
@@ -113,9 +192,14 @@ def expected_cost(case: Case) -> int:
 
 
 def rows(
-    places: Places, cases: Sequence[Any], work: Work, show: Callable[[Progress], object], warn: Say
-) -> Generator[Record]:
-    """All rows of all cases; on several places, each case's when it is finished. Raises NoPlace when none is left."""
+    places: Places, cases: Sequence[Any], work: Work, show: Callable[[Progress], object], warn: Say,
+    second: SecondChance | None = None,
+) -> Generator[Record]:  # fmt: skip
+    """All rows of all cases; on several places, each case's when it is finished. Raises NoPlace when none is left.
+
+    `second` has the rows that were not passed on, where the caller ends this early.
+    """
+    second = second or SecondChance()
     schedule, running, finished = Schedule(cases, places.in_order), dict[int, int](), 0
     known: dict[int, Place] = {}
     last = "no place has joined"
@@ -129,28 +213,43 @@ def rows(
 
     with contextlib.closing(places):
         places.start(work, tell)
-        while finished < len(cases):
+        while schedule.left or running:
             known |= places.places
             for number, place in list(places.places.items()):
                 others = [other for other in places.places.values() if other is not place]
                 chosen = None if number in running else schedule.take(place, others)
-                if chosen is not None:
-                    running[number] = chosen
-                    places.begin(number, cases[chosen])
+                if chosen is None:
+                    continue
+                names = second.names(chosen)
+                if names and not second.in_time():
+                    yield from second.give_up(chosen)
+                    continue
+                running[number] = chosen
+                places.begin(number, cases[chosen], names)
+            if not running and finished == len(cases) and not (schedule.left and places.places):
+                break
             if not running and not places.joining and not places.places:
                 raise NoPlace(f"{len(cases) - finished} cases are left and no place to run them: {last}.")
             tell()
             for event in places.wait(POLL_S):
                 if isinstance(event, CaseRows):
-                    yield from event.records
+                    chosen = running[event.place]
+                    yield from second.take(chosen, event.records)
                     if event.last:
                         del running[event.place]
-                        finished += 1
+                        finished += not second.names(chosen)
+                        yield from second.ended(chosen)
+                        if second.names(chosen):
+                            schedule.again(chosen)
                     continue
                 place, case = known[event.place], running.pop(event.place, None)
                 last = f"{place.name} was lost: {event.reason}"
                 if case is None:
                     warn(f"{last}.")
+                    continue
+                if second.names(case):
+                    warn(f"{last}; {cases[case].label} is not repeated.")
+                    yield from second.give_up(case)
                     continue
                 given_up = schedule.give_back(case, place, event.reason)
                 if given_up is None:
@@ -160,6 +259,7 @@ def rows(
                 for each in work.implementations:
                     row = policy.blank(work.settings, place.machine, cases[case], each)
                     yield row.end(Status.ERROR, given_up)
+        yield from second.left()  # all places are gone
 
 
 @dataclass
@@ -190,8 +290,8 @@ class Ending:
     ) -> int:  # fmt: skip
         """Say where the rows are, and why nothing that was `asked` for is `done`; the exit status.
 
-        It is 0 when every row is ok or skipped and kept, and one that was asked for is ok; 130 when interrupted, else
-        1. `earlier` rows are older than this command.
+        It is 0 when every row is ok or skipped and kept, and one that was asked for is ok; 130 when interrupted;
+        UNSETTLED where rows are unsettled and nothing else is amiss; else 1. `earlier` rows are older than the command.
         """
         for place in into.places(what):
             self.screen.say(place)
@@ -202,7 +302,10 @@ class Ending:
         if nothing:
             self.screen.warn(nothing)
         lost = into.files is not None and into.files.lost
-        return int(self.failed or lost or bool(nothing) or not rows or any(row.failed for row in rows))
+        failed = {row.status is Status.UNSETTLED for row in rows if row.failed}
+        if failed == {True} and not (self.failed or lost):
+            return UNSETTLED
+        return int(self.failed or lost or bool(nothing) or not rows or bool(failed))
 
 
 def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
@@ -254,15 +357,24 @@ def run_cases(
     warn = ending.screen.warn
     with ending, logs(into.folder, wanted=lambda: any(row.failed for row in shown.records)) as folder:
         work = dataclasses.replace(work, logs=folder)
-        found = rows(places, cases, work, lambda at: shown.advance(at.done, str(at)), warn)
+        second = SecondChance()
+        found = rows(places, cases, work, lambda at: shown.advance(at.done, str(at)), warn, second)
         load = look() if places.in_order else None
         if load and (why := load.reason(work.settings.device.type)):  # what the first case will share the CPUs with
             warn(f"{why} Times will vary, and there will be fewer verdicts.")
+
+        def take(record: Record) -> None:
+            stamp(record)
+            for writer in (*into.writers, shown, *also):
+                writer.write(record)
+
         with shown, contextlib.closing(found):
-            for record in found:
-                stamp(record)
-                for writer in (*into.writers, shown, *also):
-                    writer.write(record)
+            try:
+                for record in found:
+                    take(record)
+            finally:
+                for record in second.left():
+                    take(record)
 
 
 def _show_workload(request: Request, into: Opened, found: Sequence[Record], console: Console, screen: Screen) -> bool:

@@ -214,16 +214,21 @@ class Fingerprints:
             "settings": {name: value for name, value in dataclasses.asdict(settings).items() if name not in IRRELEVANT},
         }
         self.names = [known.name for known in implementations]
+        self._files = {known.name: known.file for known in implementations}
         of_file = {known.name: sources.of_file(Path(known.file)) if known.file else "" for known in implementations}
         self._own = {
             known.name: {"name": known.name, "source": of_file[known.name], "versions": _versions(known)}
             for known in implementations
         }
 
-    def of(self, case: CaseKey, implementation: str) -> str:
-        """16 hexadecimal digits for the row of an implementation at a case."""
-        made_of = {**self._common, "implementation": self._own[implementation], "case": case}
+    def of(self, case: CaseKey, implementation: str, files: str = "") -> str:
+        """16 hexadecimal digits for the row of an implementation at a case whose process loaded these `files`."""
+        made_of = {**self._common, "implementation": self._own[implementation], "case": case, "files": files}
         return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def now(self, case: CaseKey, implementation: str, row: Mapping[str, str]) -> str:
+        """The fingerprint that an earlier row would get, its files read again."""
+        return self.of(case, implementation, sources.digests_now(row.get("files", ""), self._files[implementation]))
 
 
 class Remaining:
@@ -250,12 +255,13 @@ class Remaining:
 
     def _finished(self, case: CaseKey) -> bool:
         rows = self._kept(case)
-        wanted = [self._fingerprints.of(case, name) for name in self._fingerprints.names]
+        names = self._fingerprints.names
+        wanted = [self._fingerprints.now(case, name, row) for name, row in zip(names, rows, strict=True)]
         return [row.get("fingerprint") for row in rows] == wanted and len({row["run_id"] for row in rows}) == 1
 
     def stamp(self, record: Record) -> None:
         """Enter the fingerprint of a record."""
-        record.fingerprint = self._fingerprints.of(key_of_row(record), record.implementation)
+        record.fingerprint = self._fingerprints.of(key_of_row(record), record.implementation, record.files)
 
     def replaced_by(self, record: Record) -> Callable[[Mapping[str, str]], bool] | None:
         """Which rows of the folder the record's case replaces; None where there are none, or they were named before."""

@@ -85,3 +85,6 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     """What is kept from run to run is kept from no test to another, nor taken from the user's own folder."""
     folder = tmp_path_factory.getbasetemp() / f"cache-{next(NUMBERS)}"
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: folder)
+    # What contenders compile is the same in every test.
+    compiled = tmp_path_factory.getbasetemp() / "compiled"
+    monkeypatch.setattr("swiglu_bench.worker.caches.root", lambda: compiled)

@@ -45,6 +45,7 @@ MINE, OTHER = (
 )
 CASES = [small_case(tokens=tokens) for tokens in (1, 2, 3)]
 OK, SKIPPED = a_record(), without_time(Status.SKIPPED, "It has no backward.")
+BUSY = without_time(Status.UNSETTLED, "busy", implementation="mine")
 INCORRECT, ERROR = without_time(Status.INCORRECT, "output: wrong."), without_time(Status.ERROR, "broken")
 
 
@@ -95,9 +96,77 @@ def play(*events: Record | BaseException, **options: Any) -> tuple[int, str]:
 def test_the_exit_status() -> None:
     for *events, status in (
         (1,), (OK, SKIPPED, 0), (SKIPPED, SKIPPED, 1), (OK, INCORRECT, OK, 1), (ERROR, OK, 1),
-        (INCORRECT, KeyboardInterrupt(), INTERRUPTED),
+        (INCORRECT, KeyboardInterrupt(), INTERRUPTED), (BUSY, 3), (OK, BUSY, 3), (BUSY, ERROR, 1),
     ):  # fmt: skip
         assert play(*events)[0] == status, events
+
+
+def attempts(*statuses: dict[str, Status], cases: Any = CASES[:2], **options: Any) -> tuple[list[str], int, str]:
+    """What was run, as `tokens: names`, and the end; how MINE and OTHER end at the first case, attempt by attempt."""
+    ran, left = list[str](), list(statuses)
+
+    def task(court: Court, case: Any, chosen: Any) -> Iterator[Record]:
+        ran.append(f"{case.tokens}: {' '.join(known.name for known in chosen)}")
+        ends = left.pop(0) if case.tokens == 1 else {}
+        for known in chosen:
+            row = policy.blank(court.settings, court.machine, case, known)
+            status = ends.get(known.name, Status.OK)
+            if status is Status.OK:
+                row.time_ms = float(len(ran))
+            yield row.end(status, "" if status is Status.OK else str(status))
+
+    status, text = run_sweep(task, cases=cases, chosen=[MINE, OTHER], out=Path("run"), **options)
+    return ran, status, text
+
+
+def kept_rows() -> dict[tuple[int, str], tuple[str, float | None, bool]]:
+    return {
+        (row.tokens, row.implementation): (row.status, row.time_ms, "repeated" in row.remarks)
+        for row in run_folder.read_rows(Path("run"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("second", "exit_status", "mine", "other"),
+    [
+        ({}, 0, ("ok", 3.0, True), ("ok", 3.0, True)),
+        ({"mine": Status.UNSETTLED}, 3, ("unsettled", None, True), ("ok", 3.0, True)),
+        ({"mine": Status.UNSETTLED, "other": Status.UNSETTLED}, 3, ("unsettled", None, True), ("ok", 1.0, True)),
+        ({"other": Status.INCORRECT}, 1, ("ok", 3.0, True), ("incorrect", None, True)),
+    ],
+)
+def test_an_unsettled_case_is_tried_again_at_the_end_in_another_order(
+    second: dict[str, Status], exit_status: int, mine: Any, other: Any
+) -> None:
+    ran, status, _ = attempts({"mine": Status.UNSETTLED}, second)
+    assert ran == ["1: mine other", "2: mine other", "1: other mine"]
+    assert status == exit_status
+    rows = {(1, "mine"): mine, (1, "other"): other, (2, "mine"): ("ok", 2.0, False), (2, "other"): ("ok", 2.0, False)}
+    assert kept_rows() == rows
+
+
+def test_who_needs_no_clock_is_not_tried_again_and_nobody_where_there_is_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran, _, _ = attempts({"mine": Status.UNSETTLED, "other": Status.INCORRECT}, {})
+    assert ran == ["1: mine other", "2: mine other", "1: mine"]
+    assert [status for status, *_ in kept_rows().values()].count("incorrect") == 1
+    monkeypatch.setattr("swiglu_bench.loop.SecondChance.in_time", lambda chance: False)
+    ran, status, _ = attempts({"mine": Status.UNSETTLED}, force=True)
+    assert (len(ran), status) == (2, 3)
+    assert kept_rows()[1, "mine"] == ("unsettled", None, False)
+
+
+def test_what_waits_for_its_second_attempt_is_kept_when_the_run_is_interrupted() -> None:
+    def task(court: Court, case: Any, chosen: Any) -> Iterator[Record]:
+        if case.tokens == 2:
+            raise KeyboardInterrupt
+        for known in chosen:
+            yield policy.blank(court.settings, court.machine, case, known).end(Status.UNSETTLED, "busy")
+
+    status, _ = run_sweep(task, cases=CASES, chosen=[MINE, OTHER], out=Path("run"))
+    assert status == INTERRUPTED
+    assert len(kept_rows()) == 2
 
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt(), RuntimeError("a bug")])
@@ -298,7 +367,7 @@ class FakePlaces:
 
     def close(self) -> None: ...
 
-    def begin(self, place: int, case: Case) -> None:
+    def begin(self, place: int, case: Case, only: Sequence[str] = ()) -> None:
         self.began.append((place, case.tokens))
         this = self.places[place].machine
         if (place, case.tokens) in self._deaths:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from courts import run_here
 from places import SUPPORT
 from specimens import a_record, small_case
 
@@ -16,6 +17,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.output import Fingerprints, Remaining, key_of_case, key_of_row
 from swiglu_bench.rows.figures import cell
+from swiglu_bench.rows.record import Status
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.policy import Settings, Task
 
@@ -116,6 +118,51 @@ def test_the_source_of_a_user_s_file_changes_it(tmp_path: Path) -> None:
         file.write_text(content, encoding="utf-8")
         found.append(fingerprint(chosen=[from_file(f"{file}:mine")], name="mine"))
     assert found[0] == found[1] != found[2]
+
+
+def test_what_its_process_has_loaded_changes_it(tmp_path: Path) -> None:
+    """A module of its own, a package and a file that it reads; not what is installed, nor hidden folders."""
+    for name, content in {
+        "mine.py": "import sys\nsys.path.insert(0, __file__.rpartition('/')[0])\nimport helper_of_mine, parts_of_mine\n"
+        "import json.tool\nopen(__file__.replace('mine.py', 'kernel of mine.cu')).read()\n"
+        "open(__file__.replace('mine.py', '.hidden')).read()\n"
+        "from swiglu_bench import Step, implementation\n"
+        "@implementation('mine', scopes=['glu'], description='d')\n"
+        "def mine(problem):\n    w = problem.weights\n"
+        "    return Step(lambda x: helper_of_mine.silu(x @ w['w_gate'].T) * (x @ w['w_up'].T))\n",
+        "helper_of_mine.py": "from torch.nn.functional import silu\n",
+        "parts_of_mine/__init__.py": "open(__file__.replace('__init__.py', 'tiles.json')).read()",
+        "parts_of_mine/tiles.json": "",
+        "parts_of_mine/later.py": "",
+        "kernel of mine.cu": "",
+        ".hidden": "",
+        "beside.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    mine = from_file(f"{tmp_path / 'mine.py'}:mine")
+    mine = dataclasses.replace(mine.declared(), address=f"{tmp_path / 'mine.py'}:mine")
+    settings = dataclasses.replace(SETTINGS, task=Task.VERIFY)
+    (tmp_path / "logs").mkdir()
+    (record,) = run_here(CASES[:1], [mine], settings, THIS, logs=tmp_path / "logs")
+    assert record.status is Status.OK, record.reason
+    named = [entry.rpartition("=")[0] for entry in record.files.split()]
+    tiles = "parts_of_mine/tiles.json"
+    assert named == ["helper_of_mine.py", "kernel%20of%20mine.cu", "mine.py", "parts_of_mine", tiles]
+    remaining_of([], [mine], settings, CASES[:1]).stamp(record)
+    row = {name: cell(value) for name, value in record.row().items()}
+
+    def todo() -> list[Case]:
+        return remaining_of([row], [mine], settings, CASES[:1]).todo
+
+    assert todo() == []
+    for name in ("beside.py", ".hidden", "helper_of_mine.py", "parts_of_mine/later.py", "kernel of mine.cu", tiles):
+        before = (tmp_path / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text("# changed", encoding="utf-8")
+        assert todo() == ([] if name in ("beside.py", ".hidden") else CASES[:1]), name
+        (tmp_path / name).write_text(before, encoding="utf-8")
+    (tmp_path / "helper_of_mine.py").unlink()
+    assert todo() == CASES[:1]
 
 
 @pytest.mark.parametrize("package", sources.PACKAGES)

@@ -11,7 +11,7 @@ import datetime
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}
 """Size of the copy that defines the machine's bandwidth: far larger than every cache."""
 PRODUCT_SIDE = {"cuda": 8192, "cpu": 512}
 """Size of the square product that defines the machine's rate."""
+LARGE = 4
+"""Products with so much less work than that may be slower than half of its rate."""
 ALIGNMENT_BYTES = 16
 """Alignment of an operand's rows below which cuBLAS is much slower."""
 
@@ -149,12 +151,37 @@ class Limits:
             write_whole(self.path, file.model_dump_json(indent=1).encode())
 
 
-def ceilings(machine: Machine, device: torch.device, dtype: torch.dtype, clock: Clock) -> Ceilings:
-    """The two rates that a sweep's limits are computed from."""
-    limits = Limits(machine, device, clock)
+def ceilings(
+    machine: Machine, device: torch.device, dtype: torch.dtype, clock: Clock, refresh: bool = False
+) -> Ceilings:
+    """The two rates that a sweep's limits are computed from; `refresh` measures them again."""
+    limits = Limits(machine, device, clock, refresh)
     copy, product = limits.copy(), limits.product(dtype)
     at = min(copy, product, key=lambda figure: figure.at).at_text
     return Ceilings(copy.value, product.value, at, copy.unsure or product.unsure)
+
+
+def contradicted(
+    known: Ceilings, products_ms: Mapping[Sequence[tuple[int, int, int]], float], itemsize: int, device_type: str,
+    busy: bool,
+) -> bool:  # fmt: skip
+    """Whether a case's bare products, timed by the judge, show that a rate is not this machine's.
+
+    One product is faster than a rate lets it be, by more than two measurements of it differ by; or all are slower than
+    half of what both rates let expect, on a machine that is not `busy`, and are large enough for that. Operands of a
+    GPU's come from its memory, for its cache is flushed; a CPU's may lie in its caches unless they are as large as what
+    its bandwidth is measured with.
+    """
+    slow = list[bool]()
+    for products, ms in products_ms.items():
+        operations = sum(2 * m * n * k for m, n, k in products)
+        read_bytes = itemsize * sum((m + n) * k for m, n, k in products)
+        matmul_ms, copy_ms = operations / known.matmul_tflops / 1e9, read_bytes / known.copy_gbps / 1e6
+        from_memory = device_type == "cuda" or read_bytes >= COPY_BYTES[device_type]
+        if ms < matmul_ms / ALIKE**2 or (from_memory and ms < copy_ms / ALIKE**2):
+            return True
+        slow.append(operations >= 2 * PRODUCT_SIDE[device_type] ** 3 / LARGE and ms > 2 * max(matmul_ms, copy_ms))
+    return bool(slow) and all(slow) and not busy
 
 
 # Measured

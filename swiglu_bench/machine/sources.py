@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
+import os
+import site
 import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "python", "cpu", "cpu_threads")
 PACKAGES = ("swiglu_bench", "swiglu_kernels")
@@ -27,6 +34,88 @@ def of_file(file: Path) -> str:
     from swiglu_kernels.runtime.sources import digest
 
     return digest([file])
+
+
+CODE = frozenset({".py", ".pyx", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".ptx", ".cubin"})
+"""The endings of a package's files that count."""
+MOST_OPENED = 10_000
+
+
+class Loaded:
+    """What a process loads, from now on, from outside the installed packages: modules, and files that lie with them."""
+
+    def __init__(self) -> None:
+        self._before, self._opened = set(sys.modules), set[str]()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event in {"open", "ctypes.dlopen"} and len(self._opened) < MOST_OPENED:
+            path, *mode = arguments
+            written = mode and isinstance(mode[0], str) and not mode[0].startswith("r")
+            if isinstance(path, str | bytes | os.PathLike) and not written:
+                self._opened.add(os.path.abspath(os.fsdecode(path)))
+
+    def paths(self) -> list[str]:
+        """Files of single modules, folders of packages, and files that were read in the folders of these."""
+        found, names = set[str](), set(sys.modules) - self._before
+        for name in names:
+            top = sys.modules.get(name.partition(".")[0])
+            of_package = getattr(top, "__path__", None)
+            for place in list(of_package or filter(None, [getattr(top, "__file__", None)])):
+                if isinstance(place, str) and os.path.exists(place) and not _installed(place):
+                    found.add(os.path.abspath(place))
+        folders = {Path(place) if os.path.isdir(place) else Path(place).parent for place in found}
+        for file in map(Path, self._opened):
+            around = [folder for folder in folders if _is_in(file, folder)]
+            counted = file.suffix in CODE and any(str(folder) in found for folder in around)
+            if around and not counted and file.suffix != ".pyc" and file.is_file() and not _installed(str(file)):
+                found.add(str(file))
+        return sorted(found)
+
+
+def _is_in(file: Path, folder: Path) -> bool:
+    """Whether a file lies under a folder, and in no hidden one, as a cache is."""
+    return folder in file.parents and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+@functools.cache
+def _installed_in() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = [*(sysconfig.get_paths()[name] for name in names), *site.getsitepackages(), site.getusersitepackages()]
+    specs = map(importlib.util.find_spec, PACKAGES)
+    folders += [folder for spec in specs if spec for folder in spec.submodule_search_locations or ()]
+    return tuple({os.path.realpath(folder) + os.sep for folder in folders})
+
+
+def _installed(place: str) -> bool:
+    return (os.path.realpath(place) + os.sep).startswith(_installed_in())
+
+
+def digests(paths: Iterable[str], file: str) -> str:
+    """`path=digest` of what a process loaded, separated by spaces, paths as seen from the folder of a file."""
+    folder = os.path.dirname(os.path.abspath(file)) if file else os.getcwd()
+    return " ".join(f"{quote(os.path.relpath(path, folder))}={_digest(Path(path))}" for path in sorted(paths))
+
+
+def digests_now(listed: str, file: str) -> str:
+    """The same for the paths of such a list, as they are now."""
+    folder = os.path.dirname(os.path.abspath(file)) if file else os.getcwd()
+    names = (unquote(entry.rpartition("=")[0]) for entry in listed.split())
+    return digests([os.path.normpath(os.path.join(folder, name)) for name in names], file)
+
+
+def _digest(path: Path) -> str:
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in CODE and file.is_file())
+    found = hashlib.sha256()
+    for file in files:
+        try:
+            content = file.read_bytes()
+        except OSError:
+            return "gone"
+        found.update(file.name.encode(errors="surrogatepass") + b"\0" + content + b"\0")
+    return found.hexdigest()[:8]
 
 
 def _sources(package: str) -> str:

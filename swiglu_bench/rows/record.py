@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 About = Mapping[str, Any]
@@ -154,6 +155,9 @@ class Record:
     losses: str = text("`tensor=loss/eager_loss` for every tensor", since=6)
 
     # time
+    unconfirmed_ms: Number = figure("of an `unsettled` row, whose results are right: the median that its samples say, "
+        "which no other clock could confirm; it is no time, and enters no ratio, rank or comparison", "ms",
+        since=7, head="unconfirmed", form=".4g")
     time_ms: Number = figure("median over rounds of the time between two GPU events around the work (CPU: wall "
         "clock)", "ms", LOWER, form=".4g", head="time", curve=True)
     time_p10_ms: Number = figure("10th percentile of the same samples", "ms", LOWER)
@@ -279,6 +283,8 @@ class Record:
     torch: str = text("version of PyTorch")
     triton: str = text("version of Triton")
     version: str = text("version of swiglu-bench and, from a checkout, its commit")
+    files: str = text("`path=digest` of the modules, packages and files beside them that its process had loaded from "
+        "outside the installed packages; paths as seen from the implementation's file", since=7)
     timestamp: str = text("when the row was started, ISO 8601", "UTC")
     fingerprint: str = text("hash of everything that determines the row: sources, versions, machine, settings and "
         "case; `--resume` compares it", since=2)
@@ -371,6 +377,8 @@ class Record:
             for column in dataclasses.fields(self):
                 if column.name in OF_OK:
                     setattr(self, column.name, column.default)
+        if status is not Status.UNSETTLED:
+            self.unconfirmed_ms = None
         self.status, self.reason = status, reason
         return self
 
@@ -423,6 +431,11 @@ class Record:
     def own(self) -> Record:
         """The row as its command wrote it."""
         return self.source or self
+
+    @property
+    def code(self) -> str:
+        """8 hexadecimal digits for the code of its own that its process had loaded; empty where it had none."""
+        return hashlib.sha256(self.files.encode()).hexdigest()[:8] if self.files else ""
 
     @property
     def frozen(self) -> bool:

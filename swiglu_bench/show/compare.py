@@ -23,7 +23,7 @@ from rich.text import Text
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient
-from swiglu_bench.rows.figures import mebibytes, milliseconds
+from swiglu_bench.rows.figures import mebibytes, milliseconds, together
 from swiglu_bench.rows.finished_run import CASE, FinishedRun, case_label, case_of, kept_ratio, latest, table_label
 from swiglu_bench.rows.record import COLUMNS as ROW
 from swiglu_bench.rows.record import FAILED, FIGURES, Record, Status, grouped, unique
@@ -279,6 +279,13 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
         found = [f"{names[n]} {old[n]} and {new[n]}" for n in known if str(old[n]) != str(new[n])]
         if found and by != "status":
             yield f"{label}: {'; '.join(found)}."
+    codes = [grouped((row for row in run.records if row.code), lambda row: row.implementation) for run in runs]
+    changed = [
+        name for name in codes[0].keys() & codes[1].keys()
+        if {row.code for row in codes[0][name]} != {row.code for row in codes[1][name]}
+    ]  # fmt: skip
+    if changed:
+        yield f"Other code of implementations: files that {together(sorted(changed))} had loaded were changed."
     if by in {"ratio", "time"}:
         earlier, later = ({case_of(row): row.gpu_uuid for row in run.records if row.gpu_uuid} for run in runs)
         moved = sum(earlier[case] != later[case] for case in earlier.keys() & later.keys())

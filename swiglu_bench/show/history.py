@@ -23,7 +23,7 @@ from swiglu_bench.show.table import TABLE, Cell, Grid, by
 NAME = "implementation"
 COLUMNS = (
     "began", "command", "device", "shapes", "scopes", "dtypes", "tokens", "cases", "implementations", "ok", "skipped",
-    "failed", "best", "best_ratio", "version", "folder", "problem",
+    "failed", "best", "best_ratio", "version", "code", "folder", "problem",
 )  # fmt: skip
 """What is told of each run; of one that cannot be read only its folder and the problem."""
 Line = dict[str, Any]
@@ -59,6 +59,7 @@ def _line(run: FinishedRun) -> Line:
         "implementations": len(each(NAME)), "ok": statuses.count(Status.OK),
         "skipped": statuses.count(Status.SKIPPED), "failed": sum(map(statuses.count, FAILED)), "best": best,
         "best_ratio": ratios.get(best), "version": ", ".join(each("version")),
+        "code": ", ".join(unique(f"{row.implementation} {row.code}" for row in rows if row.code)),
     }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableTyp
         return training_tables([record.own for record in run.records])
     if all(record.kind == "tp" for record in run.records):
         return tp_tables(run.records)
-    if any(record.time_ms is not None for record in run.records):
+    if any(record.time_ms is not None or record.unconfirmed_ms is not None for record in run.records):
         shown = time_tables(run.records, width, detail=detail)
         return chain(shown, workload_tables(run.records, workload_of(run.about)))
     if any(record.peak_bytes is not None for record in run.records):
@@ -107,7 +107,8 @@ def time_line(record: Record) -> str:
     """One row as one plain line, for a log."""
     head = f"{case_label(case_of(record))} {record.implementation}: {record.status}"
     if record.status is not Status.OK:
-        return f"{head}: {record.reason}"
+        says = "" if record.unconfirmed_ms is None else f" Unconfirmed: {milliseconds(record.unconfirmed_ms)}."
+        return f"{head}: {record.reason}{says}"
     if record.loss is not None:
         head += f", loss {record.loss:.2e} (eager {record.eager_loss:.2e})"
     if record.time_ms is not None:
@@ -203,7 +204,9 @@ def _energy(record: Record) -> str:
 
 def _time_cell(record: Record, first: bool, notes: Notes) -> Text:
     if record.status is not Status.OK:
-        return status_text(record, notes).append("\n")
+        text = status_text(record, notes).append("\n")
+        says = record.unconfirmed_ms
+        return text if says is None else text.append(f"{milliseconds(says)}\nunconfirmed\n", "dim")
     assert record.time_ms is not None
     return Text.assemble(
         (milliseconds(record.time_ms) + (" *" if first else ""), "bold green" if first else ""),

@@ -13,15 +13,17 @@ from pathlib import Path
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.admission import failure as failed_check
-from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.child import Child, Contender
 from swiglu_bench.worker.court import Court, JudgeLost
 from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.worker import LoadedReport
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +164,9 @@ class CaseRun(ABC):
             with nullcontext() if self.task is Task.VERIFY else self.court.held():
                 admission = self.admitting.admit(contender)
                 known.gradients = admission.gradients
+                if isinstance(contender.child, Child):
+                    paths = contender.ask(LoadedReport, "loaded").paths
+                    record.files = sources.digests(paths, implementation.file)
                 record.drawn = " ".join(str(seed) for seed in self.drawn.seeds)
                 record.first_call_ms = admission.first_call_ms
                 record.note_checks(admission.checks)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.machine.ceilings_cache import contradicted
 from swiglu_bench.machine.system import Gpu, LoadWatch, NoAnswer
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import Interval, noise_interval, percentile
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Load, Record, Status
 from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
 from swiglu_bench.tasks.time_row import GpuWatch, measure_beside, note_comparison, note_time, note_work, profile
 from swiglu_bench.worker import policy
@@ -50,6 +52,7 @@ class _TimedCase(CaseRun):
     def __init__(self, court: Court, case: Case) -> None:
         super().__init__(court, case)
         self._alone_ms: list[float] = []
+        self._base_ms: list[float] = []
 
     def too_long(self, contenders: int) -> str | None:
         dtype, known = self.case.dtype.value, self.court.kept.ceilings
@@ -105,7 +108,8 @@ class _TimedCase(CaseRun):
         for entry in members:
             self._check_again(entry)
         culprit, certain = self._slows_others(base, members, turns) if base else (None, False)
-        sound = [entry for entry in members if entry.record.status is Status.OK and entry is not culprit]
+        kept = {Status.OK, Status.UNSETTLED} if culprit else {Status.OK}  # without it, others may be settled
+        sound = [entry for entry in members if entry.record.status in kept and entry is not culprit]
         sound = [entry for entry in sound if self._ready(entry)]
         if culprit and base:
             reason = f"beside it, {base.record.implementation} is slower"
@@ -114,6 +118,8 @@ class _TimedCase(CaseRun):
             else:
                 once = f"{reason[0].upper()}{reason[1:]} in one of two attempts, which does not decide it."
                 culprit.record.end(Status.UNSETTLED, once)
+            for entry in sound:
+                entry.record.end(Status.OK, "")
             self._time_together(sound, base if base in sound else None)
             return
         measure_beside(self.court, self.case, sound, watch.gpu, self._tell_timing)
@@ -134,7 +140,7 @@ class _TimedCase(CaseRun):
                 with suppress(Exception):
                     if slows_the_next(base.contender, others[name].contender):
                         return others[name], slows_the_next(base.contender, others[name].contender)
-        times = base.record.samples_ms
+        times = self._base_ms
         if not self._alone_ms or not times or not slower(times, self._alone_ms):
             return None, False
 
@@ -181,7 +187,7 @@ class _TimedCase(CaseRun):
 
     def _check_again(self, entry: Entry) -> None:
         """What was right before the rounds has to be right after them."""
-        if entry.record.status is Status.OK:
+        if entry.record.status in {Status.OK, Status.UNSETTLED}:
             try:
                 failed = self.admitting.check_again(entry.contender, entry.gradients)
             except Exception as error:
@@ -239,8 +245,12 @@ class _TimedCase(CaseRun):
         def ms_of(work: object) -> list[float]:
             return rounds.timings[bare[work].name].ms if work in bare else []
 
+        self._check_ceilings({work: ms_of(work) for work in bare}, found)
+        self._base_ms = rounds.timings[self.baseline].ms if self.baseline in by_name else []
         for entry in entries:
             record = entry.record
+            if record.status is Status.UNSETTLED:
+                record.unconfirmed_ms = percentile(rounds.timings[entry.contender.name].ms, 50)
             if baseline:
                 record.baseline = baseline
                 record.comparable = case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
@@ -255,6 +265,19 @@ class _TimedCase(CaseRun):
                 grouped_ms = [] if record.precision else ms_of(entry.gradients)
                 record.grouped_ms = percentile(grouped_ms, 50) if grouped_ms else None
         return judge.turns
+
+    def _check_ceilings(self, samples_ms: Mapping[Any, Sequence[float]], load: Load | None) -> None:
+        """Once a run, measure the machine's rates again where bare products contradict those that were kept."""
+        dtype, kept, device = self.case.dtype.value, self.court.kept, self.court.settings.device.type
+        busy = bool(load and load.reason(device))
+        unquantised = {work: ms for work, ms in samples_ms.items() if work[1:] == (False,) and ms}
+        products_ms = {work[0]: percentile(ms, 50) for work, ms in unquantised.items()}
+        if dtype in kept.measured_again or not self.court.settings.cold_l2:
+            return
+        if contradicted(self._ceilings, products_ms, self.case.dtype.bytes, device, busy):
+            log.info("bare products contradict the rates of this machine, which are measured again")
+            kept.measured_again.add(dtype)
+            self._ceilings = kept.ceilings[dtype] = self.court.judge.ceilings(dtype, True)
 
     def _bare(self, entries: Sequence[Entry]) -> dict[object, TimedCall]:
         """The judge's own calls: products that contenders need, by themselves; those of experts also as torch has them.

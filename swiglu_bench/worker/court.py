@@ -30,7 +30,7 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import CpuUse, Gpu, idle_share
 from swiglu_bench.rows.record import Record, TensorCheck
-from swiglu_bench.worker import worker
+from swiglu_bench.worker import caches, worker
 from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess
 from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings, Tell
@@ -71,6 +71,8 @@ class CourtMemory:
     rests: set[str] = field(default_factory=set)
     """Contenders whose processes were seen to be idle."""
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
+    measured_again: set[str] = field(default_factory=set)
+    """Data types whose ceilings this run's own products have contradicted."""
     gpu: Gpu | None = None
     gpu_note: str | None = None
 
@@ -113,7 +115,8 @@ class Court:
         """Hears what is being done and which share of the case is done."""
         self.kept = CourtMemory()
         self._halt = threading.Event()
-        self._child = partial(Child, environment=environment, stop=lambda: self._halt.is_set() or stop())
+        self._child = partial(Child, stop=lambda: self._halt.is_set() or stop())
+        self._environment = dict(environment or {})
         self._bench, self._in_process = bench, in_process
         self._judge: Child | None = None
         self._own_judge: JudgeBench | None = None
@@ -129,7 +132,7 @@ class Court:
             return self._own_judge
         if self._judge is None or self._judge.ended:
             try:
-                self._judge = self._child(worker.JUDGE, self.logs / "judge.log")
+                self._judge = self._child(worker.JUDGE, self.logs / "judge.log", self._environment)
             except Died as error:
                 raise JudgeLost(str(error)) from error
             self._judge.post("begin_judge", self.settings, self.machine)
@@ -148,7 +151,8 @@ class Court:
         if self._in_process:
             child = InProcess(self._bench(self.settings, implementation))
         else:
-            child = self._child(worker.CONTENDER, self.logs / log_name(name))
+            environment = self._environment | caches.of(implementation)
+            child = self._child(worker.CONTENDER, self.logs / log_name(name), environment)
             bench = f"{self._bench.__module__}:{self._bench.__qualname__}"
             child.post("begin", self.settings, implementation.declared(), bench)
         return Contender(name, implementation, child, self.timeout_s)
@@ -286,9 +290,9 @@ def declare(address: str, timeout_s: float) -> Implementation:
     folder = Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
     keep = False
     try:
-        child = Child(worker.CONTENDER, folder / "import.log")
+        child = Child(worker.CONTENDER, folder / "import.log", caches.of_address("declared", address))
         try:
-            return Implementation.from_data(child.ask(timeout_s, "declare", address))
+            return _declared(child.ask(timeout_s, "declare", address))
         finally:
             child.end()
     except (Died, Malformed) as death:
@@ -297,6 +301,15 @@ def declare(address: str, timeout_s: float) -> Implementation:
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _declared(answer: Any) -> Implementation:
+    try:
+        return Implementation.from_data(answer)
+    except BadInput:
+        raise
+    except Exception:
+        raise Malformed("its process sent a malformed declaration") from None
 
 
 def name_of(implementation: Implementation, alias: str) -> str:

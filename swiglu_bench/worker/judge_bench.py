@@ -55,9 +55,9 @@ class JudgeBench:
         """What a case may still take on the device."""
         return machine.free_memory_bytes(self._device)
 
-    def ceilings(self, dtype: str) -> Ceilings:
-        """The device's best rates for a dtype."""
-        return ceilings_cache.ceilings(self._machine, self._device, getattr(torch, dtype), self.clock)
+    def ceilings(self, dtype: str, again: bool = False) -> Ceilings:
+        """The device's best rates for a dtype, measured `again` where those that were kept are contradicted."""
+        return ceilings_cache.ceilings(self._machine, self._device, getattr(torch, dtype), self.clock, again)
 
     def begin_case(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> str:
         """Draw the weights; why the case cannot be judged here, or ""."""

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +60,11 @@ class Member:
             return str(error)
         return ""
 
-    def run_case(self, case: Any) -> list[Record]:
+    def run_case(self, case: Any, only: Sequence[str]) -> list[Record]:
         """All rows of a case. Logs that they name are on this host."""
         from swiglu_bench.rows.record import Status
 
-        self._place.begin(0, case)
+        self._place.begin(0, case, only)
         rows = [record for part in self._place.wait(0.0) for record in part.records]
         self._failed |= any(row.status is Status.ERROR for row in rows)
         return rows

@@ -11,7 +11,7 @@ import queue
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,12 @@ class Work:
     """Whether to wait for a GPU that another command uses."""
     bench: type = Workbench
     """The class that answers in a contender's process."""
+
+    def among(self, only: Collection[str]) -> list[Implementation]:
+        """All implementations, or `only` these, the last first: for a case that is tried again, in another order."""
+        if not only:
+            return list(self.implementations)
+        return [known for known in reversed(self.implementations) if known.name in only]
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,8 @@ class Places(ABC):
         """
 
     @abstractmethod
-    def begin(self, place: int, case: Any) -> None:
-        """Give an idle place a case."""
+    def begin(self, place: int, case: Any, only: Sequence[str] = ()) -> None:
+        """Give an idle place a case, which it tries again where it has `only` the implementations of some names."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> Iterable[CaseRows | Lost]:
@@ -121,6 +127,7 @@ class OneDevice(Places):
         self.device, self._say, self._in_process = device, say, in_process
         self._court: Court | None = None
         self._case: Any = None
+        self._only: Sequence[str] = ()
         self._running: Iterator[CaseRows] = iter(())
 
     def assemble(self) -> Machine:
@@ -143,9 +150,9 @@ class OneDevice(Places):
 
         self._court.tell = tell
 
-    def begin(self, place: int, case: Any) -> None:
+    def begin(self, place: int, case: Any, only: Sequence[str] = ()) -> None:
         """As Places has it."""
-        self._case = case
+        self._case, self._only = case, only
         self.doing.clear()
 
     def wait(self, timeout_s: float) -> Iterator[CaseRows]:
@@ -156,7 +163,7 @@ class OneDevice(Places):
     def _rows(self) -> Iterator[CaseRows]:
         assert self._court
         work = self._work
-        with contextlib.closing(self._court.run(work.task, self._case, work.implementations)) as records:
+        with contextlib.closing(self._court.run(work.task, self._case, work.among(self._only))) as records:
             for record in records:
                 yield CaseRows(0, [record], last=False)
         yield CaseRows(0, [])
@@ -209,10 +216,10 @@ class SeveralGpus(Places):
         for thread in self._threads:
             thread.start()
 
-    def begin(self, place: int, case: Any) -> None:
+    def begin(self, place: int, case: Any, only: Sequence[str] = ()) -> None:
         """As Places has it."""
         self.doing[place] = ("preparing", 0.0)
-        self._jobs[place].put(case)
+        self._jobs[place].put((case, only))
 
     def wait(self, timeout_s: float) -> list[CaseRows | Lost]:
         """As Places has it; raises what a thread ended with, where that is the suite's own fault."""
@@ -248,8 +255,9 @@ class SeveralGpus(Places):
 
         court.tell = tell
         try:
-            while (case := self._jobs[number].get()) is not None:
-                self._events.put(CaseRows(number, list(court.run(work.task, case, work.implementations))))
+            while (job := self._jobs[number].get()) is not None:
+                case, only = job
+                self._events.put(CaseRows(number, list(court.run(work.task, case, work.among(only)))))
         except Stopped:
             pass
         except DoesNotEnd as error:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -118,9 +118,9 @@ class RayCluster(Places):
             for number, answer in self._answers(JOIN_S):
                 self._let_in(number, answer)
 
-    def begin(self, place: int, case: Any) -> None:
+    def begin(self, place: int, case: Any, only: Sequence[str] = ()) -> None:
         """As Places has it."""
-        self._ask(place, "run_case", case)
+        self._ask(place, "run_case", case, only)
 
     def wait(self, timeout_s: float) -> list[CaseRows | Lost]:
         """As Places has it. A lost actor is replaced, by one on the same GPU or another; new hosts get actors, too."""

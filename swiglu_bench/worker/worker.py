@@ -18,6 +18,7 @@ import os
 import pkgutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -70,6 +71,7 @@ class Role:
     """Answers the first question itself, which begins the process, and passes all others to its bench."""
 
     _bench: Any = None
+    _loaded: sources.Loaded | None = None
     _failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -94,6 +96,7 @@ class Role:
         What fails to import fails again, and is told, at the build; its own file has to load here.
         """
         answers_by = pkgutil.resolve_name(bench)
+        self._loaded = sources.Loaded()
         state = GlobalState()
         for module in declared.modules:
             with suppress(Exception):
@@ -105,6 +108,10 @@ class Role:
         except Exception as error:
             self._failure = error
             raise
+
+    def loaded(self) -> LoadedReport:
+        """Where the code lies that this process has loaded from outside the installed packages."""
+        return LoadedReport(paths=self._loaded.paths() if self._loaded else [])
 
 
 def serve(pipe: Connection, role: str, setting: Setting) -> None:
@@ -163,6 +170,7 @@ def settle(setting: Setting) -> None:
     logging.getLogger("swiglu_bench").setLevel(logging.INFO)
     os.environ.clear()
     os.environ.update(setting.environment)
+    tempfile.tempdir = None  # what it was elsewhere may be remembered
     # torch.compile's pool of processes, one for each core, would work on while others are timed.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     torch.set_num_threads(setting.threads)
@@ -186,10 +194,13 @@ def _end_with_parent() -> None:
 
 MOST_REASON = 2000
 Text = Annotated[str, Field(max_length=MOST_REASON)]
-LONGEST = 1e8
-"""Of one call, in milliseconds or microseconds: what waits for a GPU is as long as a contender says of its calls."""
-Duration = Annotated[float, Field(ge=0, le=LONGEST, allow_inf_nan=False)]
-Time = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+LONGEST_MS = 1e8
+"""Of one call: what waits for a GPU is as long as a contender says of its calls."""
+LONGEST_US = 1e3 * LONGEST_MS
+Duration = Annotated[float, Field(ge=0, le=LONGEST_US, allow_inf_nan=False)]
+"""In microseconds."""
+Time = Annotated[float, Field(gt=0, le=LONGEST_MS, allow_inf_nan=False)]
+"""In milliseconds."""
 Bytes = Annotated[int, Field(ge=0, lt=2**50)]
 
 
@@ -268,6 +279,12 @@ class UsageReport(Report):
     delivered: list[Text]
     raised: dict[Text, Text]
     """By scenario."""
+
+
+class LoadedReport(Report):
+    """Files and folders with code, by their paths."""
+
+    paths: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=sources.MOST_OPENED)]
 
 
 class CheckReport(Report):

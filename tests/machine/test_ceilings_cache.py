@@ -120,6 +120,25 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path: Path, me
     assert [limits(tmp_path / "missing" / "deeper").copy().value for _ in range(2)] == [13.0, 13.0]
 
 
+SQUARE, TINY, WIDE = ((512, 512, 512),), ((16, 24, 40),), ((1, 2**14, 2**13),)
+"""0.268 GFLOP, next to nothing, and half a GiB of operands."""
+
+
+@pytest.mark.parametrize(
+    ("products_ms", "busy", "wrong"),
+    [
+        ({SQUARE: 2.7}, False, False), ({SQUARE: 2.0}, False, True), ({SQUARE: 5.0}, False, False),
+        ({SQUARE: 6.0}, False, True), ({SQUARE: 6.0}, True, False), ({SQUARE: 6.0, TINY: 9.0}, False, False),
+        ({SQUARE: 6.0, ((512, 1024, 512),): 6.0}, False, False), ({TINY: 9.0}, False, False),
+        ({WIDE: 50.0}, False, False), ({WIDE: 40.0}, True, True), ({}, False, False),
+    ],
+)  # fmt: skip
+def test_bare_products_contradict_a_rate(products_ms: dict[Any, float], busy: bool, wrong: bool) -> None:
+    """One that is faster than it can be, or all that are large slower than half; 100 GFLOP/s and 10 GB/s are known."""
+    known = ceilings_cache.Ceilings(copy_gbps=10.0, matmul_tflops=0.1)
+    assert ceilings_cache.contradicted(known, products_ms, 4, "cpu", busy) is wrong
+
+
 class SteadyClock(CpuClock):
     """Every call takes half a millisecond, and every fifth sample is interrupted."""
 

@@ -19,10 +19,11 @@ from swiglu_bench.machine.system import NoAnswer
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.tasks import time
+from swiglu_bench.tasks.case import Entry
 from swiglu_bench.tasks.time_row import GpuWatch
 from swiglu_bench.worker import court
 from swiglu_bench.worker.admission import Admitting
-from swiglu_bench.worker.batches import Batches
+from swiglu_bench.worker.batches import Batches, Unsettled
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.turns import Turns
@@ -124,6 +125,47 @@ def test_a_second_try_decides_whether_it_is_certain(monkeypatch: pytest.MonkeyPa
     )
     this: Any = SimpleNamespace(_ready=lambda _: True)
     assert time._TimedCase._slows_others(this, base, [base, mine], []) == (mine, again)  # type: ignore[arg-type, list-item]
+
+
+def test_what_no_clock_confirms_is_shown_and_is_no_time(played: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = {"mine": Unsettled("the machine is busy")}
+    monkeypatch.setattr(time._TimedCase, "_check_batches", lambda case, entries, *_: [
+        case._close(entry, busy.get(entry.contender.name)) for entry in entries
+    ])  # fmt: skip
+    found = played(2.0)
+    row = found["mine"]
+    assert (row.status, row.time_ms, row.ratio, row.samples_ms) == (Status.UNSETTLED, None, None, ())
+    assert row.unconfirmed_ms == pytest.approx(2.0, rel=0.01)
+    assert (found["eager"].unconfirmed_ms, "repeated" in row.remarks) == (None, True)
+    assert row.end(Status.INCORRECT, "wrong").unconfirmed_ms is None
+
+
+def test_where_one_slows_all_the_others_are_timed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the wall clock confirmed nobody's samples beside it."""
+    tries, beside = list[list[str]](), [Entry(known, a_record(implementation=known.name)) for known in (
+        pytorch.eager, pytorch.eager_packed, mine.mine,
+    )]  # fmt: skip
+    for entry in beside:
+        entry.contender = SimpleNamespace(name=entry.record.implementation)  # type: ignore[assignment]
+
+    def fill_rows(members: Any, *_: Any) -> list[Any]:
+        tries.append([entry.record.implementation for entry in members])
+        for entry in members if len(tries) == 1 else ():
+            entry.record.end(Status.UNSETTLED, "The machine is busy.")
+        return []
+
+    this: Any = SimpleNamespace(
+        seats=9, case=None, court=None, _twins=lambda *_: [], _nvml=lambda: (None, ""), _fill_rows=fill_rows,
+        _check_again=lambda entry: None, _ready=lambda entry: True, _tell_timing=None,
+        _slows_others=lambda base, members, turns: (beside[2], True) if len(members) == 3 else (None, False),
+    )  # fmt: skip
+    this._time_together = lambda members, base: time._TimedCase._time_together(this, members, base)
+    for name in ("measure_beside", "profile"):
+        monkeypatch.setattr(time, name, lambda *_: None)
+    this._time_together(beside, beside[0])
+    assert tries == [["eager", "eager-packed", "mine"], ["eager", "eager-packed"]]
+    assert [entry.record.status for entry in beside] == [Status.OK, Status.OK, Status.INCORRECT]
+    assert "beside it, eager is slower" in beside[2].record.reason
 
 
 # The state of the GPU

@@ -14,6 +14,15 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.worker.court import declare
 
+MINE = """from swiglu_bench import Step, implementation
+from swiglu_bench.cases.implementation import Implementation
+
+@implementation("mine", scopes=["glu"], description="d")
+def mine(problem):
+    return Step(lambda x: x)
+
+"""
+
 
 def test_what_a_file_declares_comes_without_its_code() -> None:
     address = f"{mine.__file__}:frozen"
@@ -33,6 +42,13 @@ def test_what_a_file_declares_comes_without_its_code() -> None:
         ("while True: pass", r"bad\.py:mine .*--timeout"),
         ("mine = 3", r"bad\.py has no implementation 'mine'"),
         ("import json; json.dumps = lambda *_: '[]'", r"bad\.py:mine .*malformed"),
+        (MINE + "object.__setattr__(mine, 'name', 'eager (twin 1)')", r"called 'eager \(twin 1\)'"),
+        (
+            MINE + "data = mine.as_data()\nImplementation.as_data = lambda self: data | {'name': 'bare products 0'}",
+            r"called 'bare products 0'",
+        ),
+        (MINE + "Implementation.as_data = lambda self: {'name': 'eager'}", r"malformed declaration"),
+        (MINE + "Implementation.as_data = lambda self: 7", r"malformed declaration"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_refused_before_the_work(tmp_path: Path, text: str, reason: str) -> None:

@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -25,6 +27,7 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import compute_truth
+from swiglu_bench.contenders.pytorch import compiled
 from swiglu_bench.measure import clock as clocks
 from swiglu_bench.tasks.selftest.specimen import (
     CHECKED_CALLS,
@@ -40,6 +43,7 @@ from swiglu_bench.tasks.selftest.specimen import (
     right_forward,
     table,
 )
+from swiglu_bench.worker import caches
 from swiglu_bench.worker.workbench import Workbench
 from swiglu_bench.worker.worker import SampleReport
 
@@ -170,6 +174,24 @@ def _knows_upstream(problem: Problem) -> Step:
         return right_forward(x, w_gate, w_up)
 
     return glu(problem, forward, lambda *given: ready.pop() if ready else right_backward(*given))
+
+
+def _without_time(real: Any) -> Any:
+    return lambda *given, **named: real(*given, **named).model_copy(update={"ms": 0.0})
+
+
+# What others keep on disk
+
+
+def _spoil(folder: str | Path, files: str) -> None:
+    for file in Path(folder).rglob(files):
+        file.write_text("spoilt", encoding="utf-8")
+
+
+def _spoil_compiled() -> None:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    _spoil(cache_dir(), "*.py")
 
 
 _edit_samples = _replace(Workbench, "sample", _fast_reports)
@@ -305,6 +327,13 @@ SPECIMENS = table(
     _forward("samples-edited", "makes its samples smaller before they are sent", WALL, change=_edit_samples),
     _forward("messages-edited", "edits what its process sends", WALL, change=_replace(json, "dumps", _fast_messages)),
     _forward("works-while-laid-out", "computes its answer when inputs are laid out", WALL, _works_while_laid_out),
+    _forward("says-0-ms", "its samples say that calls take no time", ("error",),
+             change=_replace(Workbench, "sample", _without_time)),
+    _forward("edits-compiled-code", "edits the code that torch.compile keeps on disk", ("own caches",),
+             change=_spoil_compiled, spares=lambda: Path(caches.of(compiled)["TORCHINDUCTOR_CACHE_DIR"]) / "decoy.py"),
+    _forward("edits-cached-limits", "rewrites the limits of the machine that the command keeps", ("own caches",),
+             change=lambda: _spoil(platformdirs.user_cache_path("swiglu-bench", appauthor=False), "limits-*.json"),
+             spares=lambda: platformdirs.user_cache_path("swiglu-bench", appauthor=False) / "limits-decoy.json"),
     Specimen("slow-alone", "edits its samples, and is slow where its forward is timed by itself", WALL, _slow_alone,
              mode=Mode.BACKWARD),
     Specimen("knows-upstream", "computes gradients in the forward, for the upstream gradient that its caller will draw",

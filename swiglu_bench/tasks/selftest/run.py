@@ -55,8 +55,10 @@ from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.policy import Settings, Task
 
 SPECIMENS = {**wrong.SPECIMENS, **reused.SPECIMENS, **cheats.SPECIMENS}
+OWN_CACHES = "own caches"
 CHECKS = FAULTS | {
     "> 2^31 elements": "wrong beyond 2^31 elements, as `audit` checks",
+    OWN_CACHES: "what it changes on disk is nothing that other processes read",
     "crowded expert": "wrong where one expert has all tokens, as `audit` checks",
 }
 LETTERS = dict(zip(CHECKS, "abcdefghijklmnopqrstuvwxyz", strict=False))
@@ -133,12 +135,18 @@ def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable
     left, court.tell = dict(chosen), lambda doing, _: tell(f"{case.label}: {doing}")
     for _ in range(ATTEMPTS):
         contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
+        decoys = {name: specimen.spares() for name, specimen in left.items() if specimen.spares}
+        for file in decoys.values():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(file.name, encoding="utf-8")
         rows = {record.implementation: record for record in court.run(task_of(court.settings), case, contenders)}
         eager = rows.pop(pytorch.eager.name)
         if eager.status not in {Status.OK, Status.UNSETTLED}:
             raise AssertionError(f"eager itself is {eager.status} at {case.label}: {eager.reason}")
         for name, record in rows.items():
-            checks = _failed(record)
+            checks, decoy = _failed(record), decoys.get(name)
+            if decoy and decoy.exists() and decoy.read_text(encoding="utf-8") == decoy.name:
+                checks = (*checks, OWN_CACHES)
             if checks or Status.UNSETTLED not in {eager.status, record.status}:
                 yield Catch(left.pop(name), checks, record.reason)
         if not left:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,6 +123,8 @@ class Specimen:
     tokens: int | None = None
     """The tokens of its case, where the usual number would not show the fault."""
     precision: Precision = Precision.UNQUANTISED
+    spares: Callable[[], Path] | None = None
+    """A file of another's that it would change, were it where it looks for one: it must stay as it is."""
     source: str = ""
     """The module whose table holds it; its process finds it there."""
 

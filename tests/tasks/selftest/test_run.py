@@ -17,13 +17,14 @@ from swiglu_bench.machine import machine
 from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.selftest.specimen import Specimen, slow
+from swiglu_bench.worker import caches
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
 HARMLESS = Specimen("slow", "nothing", ("relative error",), slow.build, source=slow.source)
 CHOSEN = (
     "gate-up-swapped", "found-in-memory", "thief-by-gc", "stale-weights", "works-in-to-canonical",
-    "setting-in-the-loop", "side-stream-later",
+    "setting-in-the-loop", "side-stream-later", "says-0-ms", "edits-compiled-code", "edits-cached-limits",
 )  # fmt: skip
 """Of each class of faults one or two."""
 
@@ -53,6 +54,15 @@ def test_each_is_caught_by_a_check_that_must_and_a_right_one_by_none() -> None:
     assert {name: (catch.checks, catch.reason) for name, catch in found.items() if not catch.caught}.keys() == undecided
     assert right.checks == (), right.reason
     assert (on_gpu.ran, on_gpu.caught, "GPU" in on_gpu.reason) == (False, False, True)
+
+
+def test_a_cache_that_a_specimen_reaches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The specimen that edits compiled code, where it is led to the folders of `compile`."""
+    chosen = [replace(selftest.SPECIMENS["edits-compiled-code"], mode=Mode.FORWARD)]
+    everyone = caches.of(pytorch.compiled)
+    monkeypatch.setattr(caches, "of", lambda known: everyone)
+    (catch,) = selftest.run_specimens(CPU, THIS, lambda doing: None, chosen)
+    assert "own caches" not in catch.checks
 
 
 @pytest.mark.gpu
