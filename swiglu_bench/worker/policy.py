@@ -132,6 +132,11 @@ def needed_bytes(settings: Settings, case: Case, processes: int = 1) -> float:
     return processes * (SPARE * bytes_used + CONTEXT_BYTES[settings.device.type])
 
 
+def use_bytes(settings: Settings, case: Case) -> float:
+    """The device's memory that checking the use as a model uses a layer takes beside a case that is there already."""
+    return SPARE * costs.use_bytes(case)
+
+
 def too_large(settings: Settings, case: Case, free_bytes: int, processes: int = 1) -> str | None:
     """Why the case is too large for the device's memory, or None."""
     need = needed_bytes(settings, case, processes)
