@@ -15,8 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
 from swiglu_bench.cases.cases import Dtype, Mode, Scope
@@ -280,10 +282,19 @@ def _right_below_int32(fill: Callable[[Tensor, Tensor], object]) -> Build:
     return lambda _: Step(lambda *pair: Differentiable.apply(forward, gate_gradients, *pair))
 
 
+def _unchanged(value: Tensor) -> Tensor:
+    return value
+
+
 SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "one-thread": ("sets torch to one thread more", _one_thread_more),
     "profile-hook": ("sets a profile hook", lambda: sys.setprofile(lambda *given: None)),
     "alarm-handler": ("replaces a signal handler", lambda: signal.signal(signal.SIGALRM, lambda *given: None)),
+    "user-handler": ("handles a signal of the user's", lambda: signal.signal(signal.SIGUSR2, lambda *given: None)),
+    "saved-tensors": ("leaves hooks on saved tensors", lambda: saved_tensors_hooks(_unchanged, _unchanged).__enter__()),
+    "environment": ("changes an environment variable", lambda: os.environ.update(PATH="/nowhere")),
+    "current-folder": ("changes the current folder", lambda: os.chdir("/")),
+    "numpy-errors": ("has NumPy raise for overflow", lambda: numpy.seterr(over="raise")),
 }  # fmt: skip
 _forward = partial(Specimen, mode=Mode.FORWARD)
 _on_gpu = partial(_forward, needs_gpu=True)

@@ -58,6 +58,8 @@ SPECIMENS = {**wrong.SPECIMENS, **reused.SPECIMENS, **cheats.SPECIMENS}
 CHECKS = FAULTS | {
     "> 2^31 elements": "wrong beyond 2^31 elements, as `audit` checks",
     "crowded expert": "wrong where one expert has all tokens, as `audit` checks",
+    "far experts": "wrong for experts whose weights lie beyond 2^31 elements, as `audit` checks",
+    "second GPU": "wrong on a GPU that is not the current one, as `audit` checks",
 }
 LETTERS = dict(zip(CHECKS, "abcdefghijklmnopqrstuvwxyz", strict=False))
 SHAPES = {"cpu": Shape("zoo", 128, 192, "sizes of the self-test", (129,)),
