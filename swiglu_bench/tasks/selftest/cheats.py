@@ -342,6 +342,8 @@ SPECIMENS = table(
             mode=Mode.STEP, task="verify"),
     _on_gpu("gpu-burner", "leaves work on the GPU behind that goes on when its process stands still",
             ("slows others", *WALL), _gpu_burner, tokens=100_000),
+    _on_gpu("on-the-current-gpu", "computes on the current GPU", ("second GPU",), task="audit",
+            forward=lambda *given: right_forward(*(value.to("cuda") for value in given))),
     _beyond_int32("int32-wraps", "beyond 2^31 elements, offsets start again at 0",
                   build=_right_below_int32(lambda beyond, flat: beyond.copy_(flat[: beyond.numel()]))),
     _beyond_int32("zeros-above-2^31", "leaves zeros beyond 2^31 elements",
