@@ -576,12 +576,12 @@ class UseJudge:
         if not counts.all():
             value, truth, eager = value[counts], truth[counts], eager[counts]
         shared = self._quantised and (name in IN_TAIL or case.precision is Precision.FP8_TENSORWISE)
-        if fault or name not in BY_TOKEN or shared:
+        if fault or name not in BY_TOKEN or shared or not counts.all():
             return self._check(name, value, truth, eager, fault, of_one_token=shared and name in OF_UNEVEN_UPSTREAM)
-        if (self._quantised or name == ROUTING_WEIGHTS) and counts.all():
+        if self._quantised or name == ROUTING_WEIGHTS:
             return self._check(name, *_evened(value, truth, eager))
         tails = [0.0] * len(value)
-        if name in IN_TAIL and counts.all():
+        if name in IN_TAIL:
             tails = [-self._asked.extras.alpha * TAIL * depth for depth in depths(case)]
         tokens = [
             self._check(
@@ -610,7 +610,7 @@ class UseJudge:
 
 def _suspects(value: Tensor, truth: Tensor, eager: Tensor, roundoff: float, tails: Sequence[float]) -> list[int]:
     """The rows to judge: all of few, and of many those that are worst beside eager's, by each kind of error."""
-    if truth.dim() < 2 or len(value) <= ROWS_JUDGED:
+    if len(value) <= ROWS_JUDGED:
         return list(range(len(value)))
     rows, off, usual = truth.flatten(1), (value - truth).flatten(1), (eager - truth).flatten(1)
     floor = roundoff * (1.0 + torch.tensor(tails, device=truth.device, dtype=torch.float64))

@@ -30,7 +30,7 @@ from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.policy import Settings
 
-KEPT_SHARE = 8
+KEPT_SHARE = 16
 """Of the free memory, what truths of a model's use may take that are kept for the next contender: a part of so many."""
 Delivered = Mapping[str, Sequence[str]]
 """Names of the results in each contender's letterbox."""
