@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SUITE, KERNELS, TESTS = (ROOT / name for name in ("swiglu_bench", "kernels", "tests"))
 
-SOURCE_LINES = 43_800
-TEST_LINES = 21_850
+SOURCE_LINES = 44_400
+TEST_LINES = 21_900
 SUITE_FILES = 118
 FUNCTION_LINES = 80
 HOST_ARGUMENTS, HOST_FUNCTIONS = 10, 9

@@ -70,7 +70,7 @@ ROWS_JUDGED, ROWS_SUSPECTED = 64, 4
 """Of results that are judged token by token: so many all of them, and of more the worst by each kind of error."""
 
 Results = dict[str, Tensor]
-Scenario = Callable[["Arrangement"], Results]
+Run = Callable[["Arrangement"], Results]
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,10 @@ class Arrangement:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Scenario:
     """A scenario and whom it is asked of."""
 
-    run: Scenario
+    run: Run
     about: str
     required: bool
     """Whether an error is a failure; else an implementation may refuse, and only a wrong result is one."""
@@ -211,19 +211,19 @@ class Asked:
     scopes: Sequence[Scope]
 
 
-SCENARIOS: dict[str, Asked] = {}
+SCENARIOS: dict[str, Scenario] = {}
 """All of them by name, in order."""
 
 
 def _scenario(
     required: bool = False, trains: bool = False, weights: bool = False, compiles: bool = False,
     scopes: Sequence[Scope] = tuple(Scope),
-) -> Callable[[Scenario], Scenario]:  # fmt: skip
-    """Declare a function as a scenario; its docstring says what it is about. The fields are those of `Asked`."""
+) -> Callable[[Run], Run]:  # fmt: skip
+    """Declare a function as a scenario; its docstring says what it is about. The fields are those of `Scenario`."""
 
-    def note(run: Scenario) -> Scenario:
+    def note(run: Run) -> Run:
         about = (run.__doc__ or "").split("\n")[0].rstrip(".")
-        SCENARIOS[run.__name__] = Asked(run, about, required, trains or weights, weights, compiles, scopes)
+        SCENARIOS[run.__name__] = Scenario(run, about, required, trains or weights, weights, compiles, scopes)
         return run
 
     return note
