@@ -580,30 +580,31 @@ class UseJudge:
             value, truth, eager = value[counts], truth[counts], eager[counts]
         shared = self._quantised and (name in IN_TAIL or case.precision is Precision.FP8_TENSORWISE)
         if fault or name not in BY_TOKEN or shared or not whole:
-            return self._check(name, value, truth, eager, fault, of_one_token=shared and name in OF_UNEVEN_UPSTREAM)
+            large = 1 if shared and name in OF_UNEVEN_UPSTREAM else case.tokens
+            return self._check(name, value, truth, eager, fault, tokens=large)
         if self._quantised or name == ROUTING_WEIGHTS:
-            return self._check(name, *_evened(value, truth, eager))
+            return self._check(name, *_evened(value, truth, eager), tokens=case.tokens)
         tails = [0.0] * len(value)
         if name in IN_TAIL:
             tails = [-self._asked.extras.alpha * TAIL * depth for depth in depths(case)]
         tokens = [
             self._check(
-                name, value[row : row + 1], truth[row : row + 1], eager[row : row + 1], tail=tails[row],
-                of_one_token=case.tokens > TOKENS,
+                name, value[row : row + 1], truth[row : row + 1], eager[row : row + 1], tail=tails[row], tokens=TOKENS
             )
             for row in _suspects(value, truth, eager, tolerance.unit_roundoff(torch_dtype(case)), tails)
         ]  # fmt: skip
         return max(tokens, key=lambda check: (not check.ok, check.used))
 
     def _check(
-        self, name: str, value: Tensor, truth: Tensor, eager: Tensor, fault: Fault | None = None, tail: float = 0.0,
-        of_one_token: bool = False,
+        self, name: str, value: Tensor, truth: Tensor, eager: Tensor, fault: Fault | None = None, *, tokens: int,
+        tail: float = 0.0,
     ) -> TensorCheck:  # fmt: skip
-        """Judge one result; `of_one_token`: its large values come from the h of a single token."""
+        """Judge one result whose large values come from the h of so many tokens."""
         case = self._asked.case
         arithmetic = replace(tolerance.arithmetic_of(case, torch_dtype(case), 3), tail=tail)
-        if of_one_token:
-            arithmetic = replace(arithmetic, hidden_elements=arithmetic.hidden_elements // case.tokens)
+        if tokens < case.tokens:
+            elements = arithmetic.hidden_elements * tokens // case.tokens
+            arithmetic = replace(arithmetic, hidden_elements=elements)
         if "bias" in name and case.scope is Scope.EXPERTS and self._device.type == "cpu":
             arithmetic = replace(arithmetic, additions=2 * case.tokens)
         expected = tolerance.Expected.of(truth)

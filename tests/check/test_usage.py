@@ -206,3 +206,40 @@ def test_a_refusal_with_an_error_is_tolerated_only_where_a_model_can_do_without(
     assert check.check == "use"
     assert "wide" in check.reason
     assert "not here" in check.reason
+
+
+def reference_of(name: str, extras: Extras = PLAIN, tokens: int = usage.TOKENS) -> tuple[UseJudge, dict[str, Tensor]]:
+    """What judges a scenario of a dense block in bf16, and eager's results."""
+    case = replace(small(small_case(scope=Scope.MLP, dtype=Dtype.BFLOAT16), "cpu"), tokens=tokens)
+    asked = Question(name, case, extras, Seeds.new(), True)
+    expected = UseJudge(make_problem(case, CPU, extras), asked)
+    return expected, {name: value.clone() for name, value in expected._eager.items()}
+
+
+def test_a_nan_that_reaches_another_token_is_told_unless_the_library_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs with AMX, bf16 products of some sizes carry it over the end of a row."""
+    expected, results = reference_of("nan_and_inf")
+    (name,) = results
+    hidden = {name: results[name].nan_to_num()}
+    results[name][9, 0] = torch.nan
+    for spreads in (False, True):
+        monkeypatch.setattr(usage, "library_spreads", lambda *given: spreads)  # noqa: B023
+        assert [check.ok for check in expected.judge(results)] == [spreads]
+        assert [check.check for check in expected.judge(hidden)] == ["finite"]
+
+
+@pytest.mark.parametrize(("limit", "compared"), [(1.0, False), (7.0, True)])
+def test_gradients_near_a_limit_are_not_compared(limit: float, compared: bool) -> None:
+    """They jump there, and rounding decides for values near it; wide values always are."""
+    extras = Extras(limit=limit)
+    assert any(": d " in name for name in reference_of("two_calls", extras)[0].truth) is compared
+    assert list(reference_of("wide_values", extras)[0].truth) == ["wide_values: output"]
+
+
+@pytest.mark.parametrize("row", [0, 70, 299])
+@pytest.mark.parametrize("name", sorted(usage.IN_TAIL))
+def test_of_many_tokens_a_single_one_that_is_lost_is_found(name: str, row: int) -> None:
+    expected, results = reference_of("two_layers", tokens=300)
+    assert all(check.ok for check in expected.judge(results))
+    results[name][row] = 0.0
+    assert [check.tensor for check in expected.judge(results) if not check.ok] == [name]
