@@ -64,6 +64,9 @@ right, token by token."""
 SLACK = 3.0
 """Eager's errors count this many times: in the tail and over 32 tokens the errors of a right implementation in fp16 are
 up to three times eager's by chance, and what the scenarios look for is wrong by far more."""
+CODE_SLACK = 3.0
+"""The same, beside SLACK, for the largest element of what quantises: where rounding decides on the code of a large value
+of h, one element moves by a step."""
 CLEAR_LIMIT = 5.0
 """Gradients jump at a gate's limit: below this, values are near it for which rounding decides."""
 ROWS_JUDGED, ROWS_SUSPECTED = 64, 4
@@ -609,7 +612,8 @@ class UseJudge:
             arithmetic = replace(arithmetic, additions=2 * case.tokens)
         expected = tolerance.Expected.of(truth)
         error = tolerance.tensor_error(eager, expected)
-        error = replace(error, relative=SLACK * error.relative, maximum=SLACK * error.maximum)
+        largest = SLACK * (CODE_SLACK if self._quantised else 1.0) * error.maximum
+        error = replace(error, relative=SLACK * error.relative, maximum=largest)
         return tolerance.check(name, value, expected, error, arithmetic, fault)
 
 

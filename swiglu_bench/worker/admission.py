@@ -182,6 +182,7 @@ class Admitting:
                 checks = () if reason else self.use(contender, case)
             except _OutOfMemory as error:
                 reason = str(error)
+                contender.tell("end_use")
             if not reason:
                 self._note(contender, case)
                 break
