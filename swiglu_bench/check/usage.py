@@ -65,8 +65,8 @@ SLACK = 3.0
 """Eager's errors count this many times: in the tail and over 32 tokens the errors of a right implementation in fp16 are
 up to three times eager's by chance, and what the scenarios look for is wrong by far more."""
 CODE_SLACK = 3.0
-"""The same, beside SLACK, for the largest element of what quantises: where rounding decides on the code of a large value
-of h, one element moves by a step."""
+"""The same, beside SLACK, for the largest element of what quantises: where rounding decides on the code of a large
+value of h, one element moves by a step."""
 CLEAR_LIMIT = 5.0
 """Gradients jump at a gate's limit: below this, values are near it for which rounding decides."""
 ROWS_JUDGED, ROWS_SUSPECTED = 64, 4
