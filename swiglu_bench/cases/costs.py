@@ -153,6 +153,21 @@ def contender_bytes(case: Case, layers: int = 1) -> int:
     return (3 * given + weights + codes + size["output"] + 5 * results + _work(case) + further) * case.dtype.bytes
 
 
+def use_bytes(case: Case) -> int:
+    """Device memory that the scenarios of a model's use take, beside the case that is there in both processes.
+
+    The contender has a second layer, the gradients of both and other weights; the judge two layers in fp32 (of fp32 in
+    fp64) with their gradients, the results in it, in the dtype and handed over, and one of them in fp64 several times.
+    """
+    size, given, results = _sizes(case)
+    weights, trained = sum(size[name] for name in WEIGHTS[case.scope]), 1 + (case.mode is not Mode.FORWARD)
+    wide = 2 * case.dtype.bytes
+    largest = max(size[name] for name in ("output", *(WEIGHTS[case.scope] if trained > 1 else ())))
+    contender = (2 * trained + 2) * weights + 4 * given + 4 * results + 2 * _work(case)
+    judge = wide * (2 * trained * weights + 4 * results + 2 * _work(case)) + 8 * 4 * largest
+    return contender * case.dtype.bytes + judge + 4 * results * case.dtype.bytes
+
+
 def _sizes(case: Case) -> tuple[dict[str, int], int, int]:
     """Elements of every tensor, of the activations and weights together, and of the results."""
     size = tensor_elements(case)

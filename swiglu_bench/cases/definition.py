@@ -56,11 +56,13 @@ def experts(x: Tensor, index: Tensor, weights: Tensor, parameters: Mapping[str, 
 def by_expert(index: Tensor, experts: int) -> Iterator[tuple[Tensor, Tensor]]:
     """For each expert the tokens of top_k_index [tokens, top_k] that have it, and in which slots, in their order.
 
-    The GPU is waited for once, not once for each expert.
+    An index outside of 0 to experts - 1 is an expert of another rank, and skipped. The GPU is waited for once, not once
+    for each expert.
     """
     flat = index.flatten()
-    order, counts = flat.argsort(stable=True), flat.bincount(minlength=experts).tolist()
-    for pairs in order.split(counts):
+    flat = torch.where((flat >= 0) & (flat < experts), flat, experts)
+    order, counts = flat.argsort(stable=True), flat.bincount(minlength=experts + 1).tolist()[:experts]
+    for pairs in order[: sum(counts)].split(counts):
         yield pairs // index.shape[1], pairs % index.shape[1]
 
 

@@ -48,7 +48,7 @@ _MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
 BEFORE = "before the call"
 """When weights are quantised that a call finds in fp8."""
 Trains = Literal["everything", "inputs", "nothing"]
-Offer = Literal["bias", "limit", "packed"]
+Offer = Literal["bias", "limit", "packed", "other_ranks"]
 HandOver = Callable[["dict[str, tuple[Tensor, Tensor]] | None"], None]
 
 
@@ -115,7 +115,8 @@ class Implementation:
     variant: frozenset[Scope] = frozenset()
     """The scopes at which another one stands for it: checked there, compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
-    """Which of `problem.extras` its build supports; it is never asked for another."""
+    """Which of `problem.extras` its build supports; of experts also `other_ranks`: that a top_k_index outside of 0 to
+    experts - 1, as expert parallelism marks experts of other ranks, is skipped. It is never asked for another."""
     overwrites: frozenset[str] = frozenset()
     """Activations that its backward overwrites by contract; overwriting any other input is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)

@@ -246,35 +246,6 @@ class Built:
             _backward(output, upstream)
         return {"output": _detached(output), **self._collect(leaves)}
 
-    def accumulate(self, draws: Sequence[Draw], train: bool) -> Produced:
-        """Two steps whose gradients add up, and inference on further draws between the first's forward and backward.
-
-        The sums of all outputs and of each gradient; without `train`, outputs of inference alone.
-        """
-        train = train and bool(self.gradients)
-        gradient_mode = nullcontext if train else _no_grad
-        self.drop_gradients()
-        first, second, *between = draws
-        leaves = [leaf(value.clone(), train) for value in self.desk.activations(first)]
-        with gradient_mode():
-            outputs = [self.forward(*leaves)]
-        with _no_grad():
-            outputs += [self.forward(*self.desk.activations(draw)) for draw in between]
-        if train:
-            _backward(outputs[0], self.desk.upstream(first))
-        later = [leaf(value, train) for value in self.desk.activations(second)]
-        with gradient_mode():
-            outputs.append(self.forward(*later))
-        found: Produced = {}
-        if train:
-            _backward(outputs[-1], self.desk.upstream(second))
-            found = self._collect(later)
-            for name, value in zip(ACTIVATIONS[self.problem.case.scope], leaves, strict=True):
-                if value.grad is not None:
-                    found[name] = found[name] + value.grad
-        self.drop_gradients()
-        return {"output": torch.stack([value.detach() for value in outputs]).sum(0), **found}
-
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Change the weights in place, as an optimiser does."""
         with _no_grad():

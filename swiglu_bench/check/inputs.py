@@ -43,8 +43,6 @@ class Values(StrEnum):
     NORMAL = "normal"
     WIDE = "wide"
     """Tokens and channels of very different sizes, with gates beyond 30, as trained models have them."""
-    HARSH = "harsh"
-    """The same, with a NaN in the second token and an Inf in the third."""
     UNEVEN_UPSTREAM = "uneven upstream"
     """Upstream gradients from 2^20 down to 2^-70 (fp16: 2^3 to 2^-8) the usual size, from token to token: as losses
     that are scaled up, and those over many tokens, yield them."""
@@ -191,11 +189,9 @@ class Desk:
             value = self._draw(name, draw.seed + number)
             if name == "top_k_weights":
                 value.copy_(value.float().softmax(-1))
-            if draw.values in (Values.WIDE, Values.HARSH):
+            if draw.values is Values.WIDE:
                 value[::4] *= 16.0 if name in ("x", "gate") else 1.0
                 value[:, :: max(1, value.shape[1] // 3)] *= 4.0
-                if draw.values is Values.HARSH and number == 0:
-                    value[1:2, -1], value[2:3, 0] = torch.nan, torch.inf
             elif draw.values is Values.ZEROS:
                 value.zero_()
             if self._offset and name in ("x", "gate"):

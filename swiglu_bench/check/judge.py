@@ -5,6 +5,7 @@ A Judge lives in a process that never imports a contender. It draws inputs from 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.cases import definition
-from swiglu_bench.cases.cases import BIASES, Extras, Mode, Scope, tensors
+from swiglu_bench.cases.cases import BIASES, Case, Extras, Mode, Scope, tensors
 from swiglu_bench.cases.costs import TRUTH_CHUNK
 from swiglu_bench.cases.definition import by_expert
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
-from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
+from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
@@ -31,8 +32,6 @@ KEPT = 2
 """Truths kept at a time: those of the calls by which all contenders of a case are admitted."""
 SLACK = 1.5
 """Of the comparison with eager's own result, beside the sum of both errors."""
-HARSH_SLACK = 4.0
-"""The same for harsh values, whose errors are not those of the calls by which contenders are admitted."""
 SUM_SLACK, SPREAD = 4.0, 8.0
 """Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
@@ -51,13 +50,34 @@ REFERENCE = implementation(
 """The definition as an implementation: eager PyTorch in the dtype of the case."""
 
 
-def in_fp64(problem: Problem) -> Problem:
-    """The same problem with fp64 weights and biases."""
+def in_dtype(problem: Problem, dtype: torch.dtype, copy: bool = False) -> Problem:
+    """The same problem with weights and biases in a dtype; a `copy` shares no memory."""
 
-    def doubles(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.detach().double() for name, value in values.items()}
+    def cast(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.detach().to(dtype, copy=copy) for name, value in values.items()}
 
-    return replace(problem, weights=doubles(problem.weights), biases=doubles(problem.biases))
+    return replace(problem, weights=cast(problem.weights), biases=cast(problem.biases))
+
+
+in_fp64 = partial(in_dtype, dtype=torch.float64)
+"""The same problem with fp64 weights and biases."""
+
+
+@functools.lru_cache(maxsize=4)
+def library_spreads(case: Case, device: torch.device) -> bool:
+    """Whether PyTorch's own products of these sizes let an Inf in one token reach another here, for some rows.
+
+    On CPUs with AMX, bf16 products of sizes that are no multiple of 32 multiply the beginning of the next row by zero
+    (oneDNN in PyTorch 2.13). Then a contender is not to blame for what eager escapes by another size.
+    """
+    hidden, intermediate = case.shape.hidden, case.shape.intermediate
+    for rows in (2, 16, 48, case.tokens):
+        for inner, outer in ((hidden, intermediate), (hidden, 2 * intermediate), (intermediate, hidden)):
+            value = torch.ones(rows, inner, dtype=torch_dtype(case), device=device)
+            value[1::2] = torch.inf
+            if not torch.isfinite((value @ value.new_ones(outer, inner).T)[::2]).all():
+                return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -165,54 +185,6 @@ class Judge:
             for name, value in self._reference.call(mode, draw)().items():
                 expected[name] += value
         return self._holding(expected, mode, len(draws))
-
-    def compare_use(
-        self, mode: Mode, draws: Sequence[Draw], weights_seed: int | None
-    ) -> Callable[[Mapping[str, Tensor]], str]:
-        """The same for the sums of `Built.accumulate`, with other weights where a seed is given."""
-        built, problem = self._reference, self.problem
-        if weights_seed is not None:
-            other = make_problem(problem.case, problem.device, problem.extras, weights_seed)
-            built = Built(self.definition, other)
-        return self._holding(built.accumulate(draws, mode is not Mode.FORWARD), mode, len(draws))
-
-    def compare_harsh(self, draw: Draw) -> Callable[[Tensor], str]:
-        """Hold an output for harsh values against eager's, as a whole: what is wrong, or ""."""
-        expected = self._reference.infer(draw)["output"]
-        broken = ~torch.isfinite(self.desk.given[self.desk.names[0]]).all(-1, keepdim=True)
-        numbers = torch.isfinite(expected)
-        truth = next(iter(self._truths.values()))
-        eager = truth.eager["output"]
-        allowed = tolerance.budget_of(truth.expected["output"], eager, self.arithmetic).relative + eager.relative
-
-        def wrong(value: Tensor) -> str:
-            if (torch.isfinite(value) & broken & ~numbers).any():
-                return "output: is finite where eager has NaN or Inf"
-            right, found = expected[numbers & ~broken], value[numbers & ~broken]
-            if not torch.isfinite(found).all():
-                return "" if self._library_spreads() else "output: NaN or Inf where eager has numbers"
-            off, size = _norm(found - right, 2).item(), _norm(right, 2).item()
-            underflow = torch.finfo(self.dtype).smallest_normal * right.numel() ** 0.5  # of eager's h, in fp16
-            if not off <= HARSH_SLACK * allowed * size + underflow:
-                return f"output: relative difference {off / size if size else off:.2e} from eager's result"
-            return ""
-
-        return wrong
-
-    def _library_spreads(self) -> bool:
-        """Whether PyTorch's own products of these sizes let an Inf in one token reach another here, for some rows.
-
-        On CPUs with AMX, bf16 products of sizes that are no multiple of 32 multiply the beginning of the next row by
-        zero (oneDNN in PyTorch 2.13). Then a contender is not to blame for what eager escapes by another size.
-        """
-        hidden, intermediate = self.problem.case.shape.hidden, self.problem.case.shape.intermediate
-        for rows in (2, 16, 48, self.problem.case.tokens):
-            for inner, outer in ((hidden, intermediate), (hidden, 2 * intermediate), (intermediate, hidden)):
-                value = torch.ones(rows, inner, dtype=self.dtype, device=self.problem.device)
-                value[1::2] = torch.inf
-                if not torch.isfinite((value @ value.new_ones(outer, inner).T)[::2]).all():
-                    return True
-        return False
 
     def _holding(self, expected: Produced, mode: Mode, calls: int) -> Callable[[Mapping[str, Tensor]], str]:
         rounding = 0.0 if calls == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * calls**0.5

@@ -10,6 +10,7 @@ so that what is timed is what was asked for, and what a user's own process would
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import math
@@ -275,6 +276,49 @@ _HOOKS = [
 ]  # fmt: skip
 
 
+def _saved_tensors_hooks() -> Any:
+    """The hooks that autograd packs and unpacks saved tensors with, where there are any."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top(True) if top else None
+
+
+def _pop_saved_tensors_hooks() -> None:
+    """There are none before a contender's code runs; they lie on a stack."""
+    while _saved_tensors_hooks() is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+OTHERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD")
+"""Variables whose being there changes other code; what else libraries add, such as folders of caches, is no fault."""
+OF_CACHES = ("TORCH", "TRITON_", "XDG_", "CUTE_", "CUDA_HOME")
+"""Beginnings of the names that compilers set for themselves."""
+
+
+@functools.cache
+def _variables() -> frozenset[str]:
+    """Names that are watched: those that are there when this is first asked, before any contender's code has run."""
+    return frozenset(name for name in (*os.environ, *OTHERS) if not name.startswith(OF_CACHES))
+
+
+def _environment() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in _variables()}
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
 def _refill(hooks: dict[Any, Any], value: dict[Any, Any]) -> None:
     hooks.clear()
     hooks.update(value)
@@ -313,10 +357,14 @@ SETTINGS: dict[str, _Setting] = {
     "the interval between threads": (sys.getswitchinterval, sys.setswitchinterval),
     "the trace hook": (sys.gettrace, sys.settrace),
     "the profile hook": (sys.getprofile, sys.setprofile),
+    "hooks on saved tensors": (_saved_tensors_hooks, lambda hooks: _pop_saved_tensors_hooks()),
     "signal handlers": _each(
-        (signal.SIGINT, signal.SIGTERM, signal.SIGALRM), signal.getsignal,
+        signal.valid_signals() - {getattr(signal, name, 0) for name in ("SIGKILL", "SIGSTOP")}, signal.getsignal,
         lambda number, handler: signal.signal(number, handler) if handler is not None else None,
     ),
+    "the environment": (_environment, _set_environment),
+    "the current folder": (_folder, os.chdir),
+    "NumPy's handling of errors": (numpy.geterr, lambda kinds: numpy.seterr(**kinds)),
 }  # fmt: skip
 """What changes a model's results or its other work, by the name that a row says: read, and put back."""
 PUT_BACK: dict[str, _Setting] = {

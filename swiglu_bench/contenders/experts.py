@@ -297,7 +297,7 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
         backend="triton",
         imports="swiglu_kernels",
         variant=(Scope.EXPERTS,) if choices else (),
-        offers=("bias", "limit"),
+        offers=("bias", "limit", "other_ranks"),
         usage="from swiglu_kernels import swiglu_experts; "
         f"out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})",
     )(build)

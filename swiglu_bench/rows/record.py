@@ -267,6 +267,8 @@ class Record:
     errors: str = text("`tensor=error/eager's error` for the output and every gradient, separated by spaces")
     drawn: str = text("seeds of the weights and of both sets of checked inputs, separated by spaces; new in every run",
         since=4)
+    used_at: str = text("sizes at which it was used as a model uses a layer, separated by `; `: hidden x intermediate, "
+        "experts and tokens; empty if that was not checked", since=7)
     remarks: str = text("anything unusual about how the row was measured, such as a check that could not be "
         "made", since=4)
     interpreted: bool = figure("`true` if Triton's interpreter ran the kernel on a CPU: the result is valid, and "

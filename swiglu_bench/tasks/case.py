@@ -170,6 +170,7 @@ class CaseRun(ABC):
                 record.drawn = " ".join(str(seed) for seed in self.drawn.seeds)
                 record.first_call_ms = admission.first_call_ms
                 record.note_checks(admission.checks)
+                self.admitting.note_use(record, contender)
                 if record.status is Status.OK:
                     self.once_admitted(record, contender)
             if record.status is Status.OK:

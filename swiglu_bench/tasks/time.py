@@ -193,6 +193,7 @@ class _TimedCase(CaseRun):
             except Exception as error:
                 entry.record.end(Status.ERROR, f"{sentence(error)}{self.court.log_of(entry.contender)}")
             else:
+                self.admitting.note_use(entry.record, entry.contender)
                 for check in failed:
                     blame(entry.record, check.check, f"{check.reason} (after it was timed)")
 

@@ -11,16 +11,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swiglu_bench.cases.cases import PLAIN, Case, Extras, Mode
+from swiglu_bench.cases.cases import BIASES, PLAIN, Case, Extras, Mode
+from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
-from swiglu_bench.check.inputs import Draw, Values, new_draw, new_seed
+from swiglu_bench.check.inputs import Draw, Values, new_seed
 from swiglu_bench.check.results import Fault, Sizes
-from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.worker.child import Contender, ContenderFailed
+from swiglu_bench.rows.record import Record, TensorCheck
+from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
 
 VALUES = ("relative error", "largest element", "bias")
+OUT_OF_MEMORY = ("OutOfMemory", "out of memory", "DefaultCPUAllocator")
+
+
+class _OutOfMemory(Exception):
+    """There is no room for a scenario; one phrase."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,11 @@ class Admitting:
         self._court, self._judge, self._case, self._drawn = court, court.judge, case, drawn
         self._thorough, self._extras = thorough, extras
         self._used = used
+        self._variant = case.shape.extras if extras == PLAIN else extras
+        self._small, self._seeds = usage.small_case(case, court.settings.device.type), usage.Seeds.new()
+        self.used_at: dict[str, list[str]] = {}
+        """The sizes at which the use of each contender was checked."""
+        self.remarks: dict[str, str] = {}
 
     def admit(self, contender: Contender) -> Admission:
         """Build and check a contender; raises what `Contender.ask` raises where it does not get that far."""
@@ -74,15 +85,17 @@ class Admitting:
             checks += self.replayed(contender)
         if all(check.ok for check in checks):
             checks += self._use_once(contender)
+        checks += self.conduct(contender)  # before weights are changed, and put back
         if self._thorough and all(check.ok for check in checks):
-            checks += self._use_here(contender, gradients)
-        return Admission((*checks, *self.conduct(contender)), gradients, first_ms)
+            checks += (*self._use_here(contender), *self.conduct(contender))
+        return Admission(checks, gradients, first_ms)
 
     def check_again(self, contender: Contender, gradients: Sequence[str]) -> tuple[TensorCheck, ...]:
         """What an admitted contender does wrong later; only what failed."""
         _, checks = self._run(contender, gradients, train=self._case.mode is not Mode.FORWARD)
-        checks += self._use_here(contender, gradients)
-        return tuple(check for check in (*checks, *self.conduct(contender)) if not check.ok)
+        checks += self.conduct(contender)
+        checks += (*self._use_here(contender), *self.conduct(contender))
+        return tuple({(check.check, check.reason): check for check in checks if not check.ok}.values())
 
     def rehearse(self, contender: Contender) -> None:
         """Have a process that is for nothing else compile what the case needs, and be used as a model uses it."""
@@ -145,72 +158,93 @@ class Admitting:
         )
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """Check the use as a model uses it, once for each scope, variant and dtype; not in Triton's interpreter."""
-        implementation, settings = contender.implementation, self._court.settings
-        if self._used is None or (settings.interpreter and implementation.backend == "triton"):
+        """Check the use as a model uses it at a small size, once for each scope, variant and dtype."""
+        implementation = contender.implementation
+        if self._used is None or self._spared(implementation):
             return ()
-        key = (implementation.name, self._case.scope, self._case.dtype, str(self._case.shape.extras))
+        key = (implementation.name, self._case.scope, self._case.dtype, self._case.precision, str(self._variant))
         if key not in self._used:
             self._used[key] = self.use(contender)
+        self._note(contender, self._small)
         return self._used[key]
 
-    def _use_here(self, contender: Contender, gradients: Sequence[str]) -> tuple[TensorCheck, ...]:
-        """Check the use in training at the case's own size, where another path may be taken; only what failed.
+    def _use_here(self, contender: Contender) -> tuple[TensorCheck, ...]:
+        """Check the use at the case's own size, where another path may be taken; only what failed.
 
-        Not one that quantises, whose weights may be quantised once; one of the suite's compiler is spared inference,
-        for which it would compile again.
+        Where memory is short, a mixture with few experts stands for it, or nothing does, which the row says.
         """
-        implementation = contender.implementation
-        interpreted = self._court.settings.interpreter and implementation.backend == "triton"
-        if self._used is None or interpreted or implementation.precision_of(self._case) or self._extras != PLAIN:
+        if self._used is None or self._spared(contender.implementation):
             return ()
-        spared = usage.of_suites_compiler(implementation) and self._case.mode is not Mode.FORWARD
-        draws = [new_draw() for _ in range(2 if spared else 3)]
-        learns = "w_gate" in implementation.gradients(self._case.scope)
-        weights_seed = new_seed() if learns else None
-        about = "at its own size, with weights changed in place, gradients that add up, and inference in between"
-        try:
-            report = contender.ask(CallReport, "accumulate", draws, weights_seed)
-        except ContenderFailed as error:
-            return () if "OutOfMemory" in str(error) else (failure("use", f"{about}, it raises {error}"),)
-        names = self._case.mode.results(gradients)
-        reason = _lacking(report, names) or self._judge.compare_use(contender.name, draws, weights_seed, names)
-        if not reason and not spared:
-            about, draw = "at its own size, with wide values, NaN and Inf", Draw(new_seed(), Values.HARSH)
-            report = contender.ask(CallReport, "check", draw, False)
-            reason = _lacking(report, ["output"]) or self._judge.compare_harsh(contender.name, draw)
-        return (failure("use", f"{about}, {reason}"),) if reason else ()
+        reason = ""
+        for case in dict.fromkeys((self._case, usage.with_few_experts(self._case))):
+            reason = self._judge.too_large_to_use(case)
+            try:
+                checks = () if reason else self.use(contender, case)
+            except _OutOfMemory as error:
+                reason = str(error)
+                contender.tell("end_use")
+            if not reason:
+                self._note(contender, case)
+                break
+        else:
+            self.remarks[contender.name] = f"Its use in a model was not checked at this size: {reason}."
+        if contender.implementation.backend == "inductor" and not reason:
+            self.build(contender)  # without what was compiled for the scenarios, which a later call might find first
+        return checks if not reason else ()
 
-    def use(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """Check the use as a model uses it, at a small size; only what failed."""
-        implementation = contender.implementation
-        case = usage.small_case(self._case, self._court.settings.device.type)
-        wanted = usage.wanted(implementation, case)
-        if not wanted or implementation.refuses(case):
+    def _spared(self, implementation: Implementation) -> bool:
+        """What Triton's interpreter runs, which takes long and gets no time."""
+        return self._court.settings.interpreter and implementation.backend == "triton"
+
+    def _note(self, contender: Contender, case: Case) -> None:
+        sizes = self.used_at.setdefault(contender.name, [])
+        if usage.wanted(contender.implementation, case) and usage.size_of(case) not in sizes:
+            sizes.append(usage.size_of(case))
+
+    def note_use(self, record: Record, contender: Contender) -> None:
+        """Enter at which sizes a contender's use was checked, and why not at its own."""
+        record.used_at = "; ".join(self.used_at.get(contender.name, ()))
+        if remark := self.remarks.pop(contender.name, ""):
+            record.remark(remark)
+
+    def use(self, contender: Contender, at: Case | None = None) -> tuple[TensorCheck, ...]:
+        """Check the use as a model uses it, at a case or at a small size; only what failed."""
+        implementation, case = contender.implementation, at or self._small
+        if implementation.refuses(case):
             return ()
-        seeds = usage.Seeds(new_seed(), new_seed(), new_seed(), (new_seed(), new_seed(), new_seed()))
-        box = self._judge.usage_letterbox(contender.name, case, seeds, wanted, implementation.gradients(case.scope))
-        report = contender.ask(UsageReport, "use", case, seeds, *box)
-        known = set(box[1])
-        checks = self._judge.judge_usage(contender.name, [name for name in report.delivered if name in known])
-        if usage.BUILD in report.raised:
-            reason = report.raised[usage.BUILD]
-            return (failure("use", f"at {case.shape.name} and {case.how_many} it cannot be built: {reason}"),)
-        names = {scenario.__name__: scenario for scenario in usage.REQUIRED + usage.TOLERATED}
-        found = []
-        needed = {scenario.__name__ for scenario in usage.REQUIRED} | {values.value for values in usage.VALUES}
-        for check in (check for check in checks if not check.ok):
-            scenario = check.tensor.partition(":")[0]
-            about = (names[scenario].__doc__ or "").rstrip(".") if scenario in names else f"with {scenario} values"
-            found.append(dataclasses.replace(check, check="use", reason=f"{check.reason} ({about})"))
-        for scenario, reason in report.raised.items():
-            if scenario in needed:
-                found.append(failure("use", f"{scenario.replace('_', ' ')}: it raises {reason}"))
-        missing = [n for n in known - set(report.delivered) if n.partition(":")[0] not in report.raised]
-        if missing and not found:
-            what = ", ".join(sorted(missing)).replace("_", " ")
-            found.append(failure("use", f"no result of the right form came for {what}"))
+        seeds = self._seeds if at is None else dataclasses.replace(self._seeds, weights=self._drawn.weights)
+        train, found = usage.trains(implementation, case), list[TensorCheck]()
+        for name in usage.wanted(implementation, case):
+            asked = usage.Question(name, case, self._variant, seeds, train, implementation.most_tokens)
+            found += self._ask_use(contender, asked)
+        contender.tell("end_use")
         return tuple(found)
+
+    def _ask_use(self, contender: Contender, asked: usage.Question) -> list[TensorCheck]:
+        """What fails in one scenario; raises _OutOfMemory."""
+        promised = contender.implementation.gradients(asked.case.scope)
+        names = (*promised, *(BIASES[asked.case.scope] if "w_gate" in promised else ()))
+        box = self._judge.expect_use(contender.name, asked, names)
+        if isinstance(box, str):
+            raise _OutOfMemory(box)
+        report = contender.ask(UsageReport, "use", asked, *box)
+        about, where = usage.SCENARIOS[asked.name], f"at {usage.size_of(asked.case)}, {asked.name.replace('_', ' ')}"
+        checks = self._judge.judge_use(contender.name, report.delivered)
+        if any(said in report.raised for said in OUT_OF_MEMORY):
+            raise _OutOfMemory(report.raised)
+        if report.raised and not report.built:
+            return [failure("use", f"at {usage.size_of(asked.case)} it cannot be built: {report.raised}")]
+        found = [
+            dataclasses.replace(check, check="use", reason=f"{where}, {check.reason} ({about.about})")
+            for check in checks
+            if not check.ok
+        ]
+        if report.raised and about.required:
+            found.append(failure("use", f"{where}: it raises {report.raised}"))
+        missing = sorted(set(box[1]) - set(report.delivered))
+        if missing and not found and not report.raised:
+            found.append(failure("use", f"{where}: no result of the right form came for {', '.join(missing)}"))
+        return found + [failure(check, f"{where}: it {reason}") for check, reason in report.conduct.items()]
 
     def conduct(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """Failures that no result shows, so far: changed weights, replaced functions, global state."""
@@ -242,10 +276,6 @@ def results_of(report: CallReport | SampleReport, names: Sequence[str]) -> dict[
         else:
             found[name] = Fault("missing", "missing: it was not handed over")
     return found
-
-
-def _lacking(report: CallReport, names: Sequence[str]) -> str:
-    return "; ".join(f"{name}: {fault.reason}" for name, fault in results_of(report, names).items() if fault)
 
 
 def failure(check: str, reason: str) -> TensorCheck:

@@ -27,8 +27,11 @@ from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings, bare_products, grouped_products
 from swiglu_bench.measure.clock import Clock, Sample, make_clock
 from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.worker import policy
 from swiglu_bench.worker.policy import Settings
 
+KEPT_SHARE = 16
+"""Of the free memory, what truths of a model's use may take that are kept for the next contender: a part of so many."""
 Delivered = Mapping[str, Sequence[str]]
 """Names of the results in each contender's letterbox."""
 
@@ -44,6 +47,7 @@ class JudgeBench:
         self._runs: dict[Any, Callable[[], list[Tensor]]] = {}
         """Bare products, by what they were made of."""
         self._expected: dict[str, usage.UseJudge] = {}
+        self._uses: dict[tuple[usage.Question, type[Judge]], usage.UseJudge] = {}
         self._quantised: dict[str, QuantisedJudge] = {}
 
     @functools.cached_property
@@ -72,7 +76,7 @@ class JudgeBench:
         """Let go of the case, and of the device's memory, which the next contenders may need."""
         for box in self._boxes.values():
             box.close()
-        for held in (self._boxes, self._runs, self._expected, self._quantised):
+        for held in (self._boxes, self._runs, self._expected, self._uses, self._quantised):
             held.clear()
         for name in ("_judge", "_batch"):
             self.__dict__.pop(name, None)
@@ -162,35 +166,49 @@ class JudgeBench:
         places = self._boxes[contender, "results"].tensors
         return {name: places[name] for name in names}
 
-    def compare_use(self, contender: str, draws: Sequence[Draw], weights_seed: int | None, names: Sequence[str]) -> str:
-        """Hold the sums of `Workbench.accumulate` against eager's: what is wrong, or ""."""
-        wrong = self._judge.compare_use(self._judge.problem.case.mode, draws, weights_seed)
-        return wrong(self._delivered(contender, names))
-
-    def compare_harsh(self, contender: str, draw: Draw) -> str:
-        """Hold an output for harsh values against eager's: what is wrong, or ""."""
-        return self._judge.compare_harsh(draw)(self._delivered(contender, ["output"])["output"])
-
     def changed_weights(self, contender: str) -> list[str]:
         """Names of the weights in a contender's letterbox that are not the case's."""
         places = self._boxes[contender, "weights"].tensors
         return [name for name, value in places.items() if not same_bits(value, self._judge.problem.parameters[name])]
 
-    def usage_letterbox(
-        self, contender: str, case: Case, seeds: usage.Seeds, wanted: Sequence[str], gradients: Sequence[str]
-    ) -> tuple[bytes, Sizes]:
-        """A letterbox for the results of the scenarios of a model's use; their truth is computed now."""
-        judge = type(self._judge_of(contender))
-        expected = self._expected[contender] = usage.UseJudge(case, self._device, seeds, wanted, gradients, judge)
-        found = {name: tuple(value.shape) for name, value in expected.truth.items()}
-        return self._open(contender, "usage", found, torch_dtype(case))
+    def too_large_to_use(self, case: Case) -> str:
+        """Why the scenarios of a model's use do not fit into the device's memory at a case's size, or ""."""
+        need, free = policy.use_bytes(self.settings, case), self.free_bytes()
+        return "" if need <= free else f"that needs about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
 
-    def judge_usage(self, contender: str, delivered: Sequence[str]) -> tuple[TensorCheck, ...]:
-        """Verdicts on the results of the scenarios."""
+    def expect_use(
+        self, contender: str, asked: usage.Question, gradients: Sequence[str]
+    ) -> tuple[bytes, Sizes] | str:  # fmt: skip
+        """A letterbox for the results of a scenario of a model's use, whose truth is known then; or why there is none.
+
+        Several contenders are asked the same, so that what was computed for one is kept where it takes little memory.
+        """
+        key = asked, type(self._judge_of(contender))
+        expected = self._uses.get(key)
+        try:
+            if expected is None:
+                case, problem = asked.case, self._judge.problem
+                if case != problem.case:
+                    problem = make_problem(case, self._device, asked.extras, asked.seeds.weights)
+                expected = usage.UseJudge(problem, *key)
+                kept = sum(known.bytes for known in self._uses.values())
+                if kept + expected.bytes <= self.free_bytes() / KEPT_SHARE:
+                    self._uses[key] = expected
+        except RuntimeError as error:
+            return _out_of_memory(error)
+        torch.cuda.empty_cache()
+        self._expected[contender] = expected
+        found = {name: tuple(expected.truth[name].shape) for name in expected.names(gradients)}
+        return self._open(contender, "usage", found, torch_dtype(asked.case))
+
+    def judge_use(self, contender: str, delivered: Sequence[str]) -> tuple[TensorCheck, ...]:
+        """Verdicts on the results of a scenario."""
         places = self._boxes.pop((contender, "usage"))
-        found = {name: places.tensors[name].clone() for name in delivered}
+        expected, known = self._expected.pop(contender), places.tensors
+        checks = tuple(c for n in delivered if n in known for c in expected.judge({n: known[n].clone()}))
         places.close()
-        return tuple(self._expected.pop(contender).judge(found))
+        torch.cuda.empty_cache()
+        return checks
 
     def load(self) -> ExpertLoad:
         """How a typical call loads the experts of the case."""

@@ -27,8 +27,9 @@ CONTEXT_BYTES = {"cuda": 2**29, "cpu": 2**28}
 SPARE = 1.1
 REASONABLE_S = 1800.0
 """Also the default of --budget where nothing is timed."""
-CALLS = 4
-"""How often a checked implementation is called at full size, with its backward; all other calls are of few tokens."""
+CALLS, CALLS_OF_USE = 4, {Mode.FORWARD: 11, Mode.BACKWARD: 24, Mode.STEP: 24}
+"""How often a checked implementation is called at full size, with its backward, and how often more by the scenarios of
+a model's use, by the case's mode; all other calls are of few tokens."""
 JUDGED_S = 1e-7
 """Of an element of a result, each time that it is judged: measured with 44 million gradients in fp32 on two busy cores
 of a Xeon."""
@@ -132,6 +133,11 @@ def needed_bytes(settings: Settings, case: Case, processes: int = 1) -> float:
     return processes * (SPARE * bytes_used + CONTEXT_BYTES[settings.device.type])
 
 
+def use_bytes(settings: Settings, case: Case) -> float:
+    """The device's memory that checking the use as a model uses a layer takes beside a case that is there already."""
+    return SPARE * costs.use_bytes(case)
+
+
 def too_large(settings: Settings, case: Case, free_bytes: int, processes: int = 1) -> str | None:
     """Why the case is too large for the device's memory, or None."""
     need = needed_bytes(settings, case, processes)
@@ -183,7 +189,10 @@ def check_sweep(
         ]
         by_triton = sum(known.backend == "triton" for known in here)
         names = (*WEIGHTS[case.scope], "x")
-        work[case.dtype] += (len(here) - by_triton + 1) * CALLS * costs.flops(case, names)  # 1: the reference
+        calls = CALLS + CALLS_OF_USE[case.mode]
+        work[case.dtype] += (
+            (len(here) - by_triton + 2) * calls * costs.flops(case, names)
+        )  # 2: the reference, and truth
         interpreted += by_triton * CALLS * costs.flops(dataclasses.replace(case, mode=Mode.FORWARD), names)
         if timed:
             size = costs.tensor_elements(case)

@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,8 +70,13 @@ class Workbench:
         self._begun: Call | None = None
         self._graph: Graph | None = None
         self._layers: list[Built] = []
+        self._used: tuple[object, Built] | None = None
         self._state = state or GlobalState()
         self._replaced: set[str] = set()
+
+    @property
+    def _case(self) -> Case | None:
+        return self._problem.case if "_built" in self.__dict__ else None
 
     @cached_property
     def clock(self) -> Clock:
@@ -122,7 +127,7 @@ class Workbench:
         """Let go of the last case, and of the device's memory."""
         for name in ("_built", "_problem", "_weights"):
             self.__dict__.pop(name, None)
-        self._earlier, self._begun, self._graph, self._layers = ({}, {}), None, None, []
+        self._earlier, self._begun, self._graph, self._layers, self._used = ({}, {}), None, None, [], None
         self._boxes.clear()
         torch.cuda.empty_cache()
 
@@ -260,24 +265,6 @@ class Workbench:
         add_up(call, draws, sums, self.clock.flush)
         self.clock.synchronize()
 
-    def accumulate(self, draws: Sequence[Draw], weights_seed: int | None) -> CallReport:
-        """Train at the case's size, with other weights if a seed is given, then restore its own; hand over the sums."""
-        built, case = self._built, self._problem.case
-
-        def weights_of(seed: int) -> dict[str, Tensor]:
-            return make_problem(case, self._device, self._problem.extras, seed).parameters
-
-        if weights_seed is not None:
-            built.set_weights(weights_of(weights_seed))
-        try:
-            produced = built.accumulate(draws, case.mode is not Mode.FORWARD)
-            delivered, faults = self._deliver("results", produced, [])
-        finally:
-            if weights_seed is not None:
-                built.set_weights(weights_of(self._weights_seed))
-        self.clock.synchronize()
-        return CallReport(delivered=delivered, faults=faults, conduct={})
-
     def repeat(self, calls: int) -> None:
         """Make the same call `calls` times back to back, and wait until all are done."""
         work = self._built.recordable(self._problem.case.mode)
@@ -326,40 +313,55 @@ class Workbench:
             found["global state"] = f"changed {', '.join(sorted(self._state.changed))}"
         return CallReport(delivered=[], faults={}, conduct=found)
 
-    def use(self, case: Case, seeds: usage.Seeds, address: bytes, sizes: Sizes) -> UsageReport:
-        """Run the scenarios of a model's use at their own sizes."""
-        box = self._open(USAGE, address, sizes, torch_dtype(case))
-        raised: dict[str, str] = {}
-        delivered: list[str] = []
-
-        def deliver(prefix: str, results: Mapping[str, Any]) -> None:
-            for name, value in results.items():
-                place = box.tensors.get(f"{prefix}: {name}")
-                if place is not None and form_fault(value, place.shape, place.dtype, place.device) is None:
-                    place.copy_(value)
-                    delivered.append(f"{prefix}: {name}")
-
-        def attempt(name: str, run: Callable[[], Mapping[str, Any]]) -> None:
-            try:
-                deliver(name, run())
-            except Exception as error:  # an implementation may raise anything
-                self._must_answer(error)
-                raised[name] = one_line(error)
-
+    def use(self, asked: usage.Question, address: bytes, sizes: Sizes) -> UsageReport:
+        """Run a scenario of a model's use: at the case's own size on the layer that is timed, else on one for that."""
+        box = self._open(USAGE, address, sizes, torch_dtype(asked.case))
         config: Any = sys.modules.get("torch._dynamo.config")
         if config is not None:  # a function may be compiled for the case and for every scenario, each in its own sizes
             config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
+        delivered: list[str] = []
+        torn: list[str] = []
+        raised, built, changes = "", False, asked.name == usage.changed_weights.__name__
         try:
-            given = usage.arrange(self._implementation, case, self._device, seeds)
-        except Exception as error:
+            layer = self._layer_to_use(asked)
+            built = True
+            before = {} if changes else _fingerprints(layer.parameters)
+            poison(layer.problem, backward=asked.train)
+            results = usage.Arrangement(layer, asked).run()
+            for name, place in box.tensors.items():
+                if form_fault(results.get(name), place.shape, place.dtype, place.device) is None:
+                    place.copy_(results[name])
+                    delivered.append(name)
+            torn = _changed(layer.parameters, before) if not changes else []
+        except Exception as error:  # an implementation may raise anything
             self._must_answer(error)
-            return UsageReport(delivered=[], raised={usage.BUILD: one_line(error)})
-        for values in usage.VALUES:
-            attempt(values.value, partial(given.layer.train, Draw(seeds.inputs[0], values)))
-        for scenario in usage.scenarios(self._implementation, case):
-            attempt(scenario.__name__, partial(scenario, given))
+            raised = one_line(error)
+        finally:
+            if built and changes:
+                own = make_problem(asked.case, self._device, asked.extras, asked.seeds.weights)
+                layer.set_weights(own.parameters)
         self.clock.synchronize()
-        return UsageReport(delivered=delivered, raised=raised)
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+        conduct = {"inputs unchanged": f"changed its parameters {', '.join(torn)}"} if torn else {}
+        return UsageReport(delivered=delivered, raised=raised, built=built, conduct=conduct)
+
+    def _layer_to_use(self, asked: usage.Question) -> Built:
+        if asked.case == self._case:
+            return self._built
+        key = asked.case, asked.extras, asked.seeds.weights
+        if self._used is None or self._used[0] != key:
+            self._used = None
+            problem = make_problem(asked.case, self._device, asked.extras, asked.seeds.weights)
+            self._used = key, Built(self._implementation, problem)
+        return self._used[1]
+
+    def end_use(self) -> None:
+        """Let go of the layer that scenarios were run on."""
+        self._used = None
+        self._boxes.pop(USAGE, None)
+        if self._on_gpu:
+            torch.cuda.empty_cache()
 
     def _put_back(self) -> None:
         self._replaced.update(put_functions_back())

@@ -274,11 +274,14 @@ class MemoryReport(Report):
 
 
 class UsageReport(Report):
-    """The scenarios of one implementation: results that lie in the letterbox, and those that ended with an error."""
+    """One scenario of a model's use: results that lie in the letterbox, and how it ended."""
 
     delivered: list[Text]
-    raised: dict[Text, Text]
-    """By scenario."""
+    raised: Text
+    """The error that it ended with, or ""."""
+    built: bool
+    """Whether the layer could be built, without which there is no scenario."""
+    conduct: dict[Text, Text]
 
 
 class LoadedReport(Report):

@@ -1,4 +1,5 @@
 import gc
+import os
 import pkgutil
 import random
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from swiglu_bench.check.results import PUT_BACK, SETTINGS, GlobalState, put_functions_back, random_state
@@ -46,7 +48,11 @@ BLAMED: dict[str, Callable[[], object]] = {
     "hooks of new threads": lambda: threading.setprofile(lambda *given: None),
     "the garbage collector's thresholds": lambda: gc.set_threshold(1, 1, 1),
     "the interval between threads": lambda: sys.setswitchinterval(1.0),
-    "signal handlers": lambda: signal.signal(signal.SIGALRM, lambda *given: None),
+    "signal handlers": lambda: signal.signal(signal.SIGUSR2, lambda *given: None),
+    "hooks on saved tensors": lambda: saved_tensors_hooks(torch.neg, torch.neg).__enter__(),
+    "the environment": lambda: os.environ.update(PATH="/nowhere"),
+    "the current folder": lambda: os.chdir("/"),
+    "NumPy's handling of errors": lambda: np.seterr(over="raise"),
 }
 SILENT: dict[str, Callable[[], object]] = {
     "the garbage collector": gc.disable,

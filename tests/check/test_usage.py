@@ -7,13 +7,14 @@ import torch
 from specimens import declared, small_case
 from torch import Tensor
 
-from swiglu_bench.cases.cases import Case, Dtype, Extras, Precision, Scope
+from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Extras, Precision, Scope
 from swiglu_bench.cases.definition import by_expert
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import usage
-from swiglu_bench.check.inputs import Values
-from swiglu_bench.check.usage import Seeds, arrange
+from swiglu_bench.check.built import Built
+from swiglu_bench.check.inputs import make_problem
+from swiglu_bench.check.usage import Arrangement, Question, Seeds, UseJudge
 from swiglu_bench.check.usage import small_case as small
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import TensorCheck
@@ -22,6 +23,8 @@ from swiglu_bench.tasks.selftest.run import SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
 
 CPU = torch.device("cpu")
+OF_WEIGHTS = "d input 2"
+"""The gradient of a mixture's routing weights."""
 
 
 def faults(entry: Implementation, scope: Scope = Scope.GLU, dtype: Dtype = Dtype.FLOAT32) -> tuple[TensorCheck, ...]:
@@ -104,14 +107,16 @@ def keeps_gates_in_half(problem: Problem) -> Step:
     return Step(forward)
 
 
-@pytest.mark.parametrize("draw", [0, 5])
+@pytest.mark.parametrize("draw", [24, 28])
 def test_steep_gates_far_below_zero_are_no_fault_of_who_rounds_them(draw: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few features make a token's gradient there, so that eager's error is small by chance, as in these draws."""
     entry, case = declared(keeps_gates_in_half, Scope.EXPERTS, offers=("bias", "limit")), gpt_oss()
     seeds = Seeds(1000 + draw, 2000 + draw, 3000 + draw, (4000 + draw, 5000 + draw, 6000 + draw))
-    expected = usage.UseJudge(case, CPU, seeds, ["two_layers"], list(entry.gradients(Scope.EXPERTS)))
-    made = usage.two_layers(arrange(entry, case, CPU, seeds))
-    results = {name: made[name.removeprefix("two_layers: ")] for name in expected.truth}
+    asked = Question("two_layers", case, case.shape.extras, seeds, True)
+    problem = make_problem(case, CPU, seed=seeds.weights)
+    expected = UseJudge(problem, asked)
+    made = Arrangement(Built(entry, problem), asked).run()
+    results = {name: made[name] for name in expected.truth}
     assert [check for check in expected.judge(results) if not check.ok] == []
     monkeypatch.setattr(usage, "TAIL", 0.0)
     assert [check.tensor for check in expected.judge(results) if not check.ok] == [
@@ -121,11 +126,12 @@ def test_steep_gates_far_below_zero_are_no_fault_of_who_rounds_them(draw: int, m
 
 def judged(name: str, value: Tensor, truth: Tensor, eager: Tensor, precision: Precision) -> TensorCheck:
     """A result with an uneven upstream gradient, of a mixture or of a layer in fp8."""
-    expected: Any = object.__new__(usage.UseJudge)
-    scope = Scope.EXPERTS if name == "top_k_weights" else Scope.MLP
+    expected: Any = object.__new__(UseJudge)
+    scope = Scope.EXPERTS if name == OF_WEIGHTS else Scope.MLP
     case = replace(small_case(scope=scope, dtype=Dtype.BFLOAT16), precision=precision)
-    expected._case, expected._quantised = small(case, "cpu"), bool(precision)
-    name = f"{Values.UNEVEN_UPSTREAM}: {name}"
+    asked = Question("uneven_upstream", small(case, "cpu"), PLAIN, Seeds.new(), True)
+    expected._asked, expected._quantised, expected._device = asked, bool(precision), CPU
+    name = f"uneven_upstream: {name}"
     expected.truth, expected._eager = {name: truth}, {name: eager}
     found: TensorCheck = expected._judge(name, value)
     return found
@@ -134,10 +140,10 @@ def judged(name: str, value: Tensor, truth: Tensor, eager: Tensor, precision: Pr
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        ("top_k_weights", Precision.UNQUANTISED),
-        ("top_k_weights", Precision.FP8_ROWWISE),
-        ("x", Precision.FP8_BLOCKWISE),
-        ("x", Precision.FP8_TENSORWISE),
+        (OF_WEIGHTS, Precision.UNQUANTISED),
+        (OF_WEIGHTS, Precision.FP8_ROWWISE),
+        ("d input 0", Precision.FP8_BLOCKWISE),
+        ("d input 0", Precision.FP8_TENSORWISE),
     ],
 )
 def test_what_a_large_token_loses_by_chance_is_no_fault_and_a_small_one_that_is_lost_is(
@@ -146,7 +152,7 @@ def test_what_a_large_token_loses_by_chance_is_no_fault_and_a_small_one_that_is_
     """A token or two are all of the norm, and eager may lose little on them: alike are tokens of one size."""
     source = torch.Generator().manual_seed(0)
     sizes = torch.linspace(20, -70, usage.TOKENS, dtype=torch.float64).exp2()[:, None]
-    columns = usage.TOP_K if name == "top_k_weights" else 64
+    columns = usage.TOP_K if name == OF_WEIGHTS else 64
     truth = torch.randn(usage.TOKENS, columns, generator=source, dtype=torch.float64) * sizes
     lost = 4e-3 * torch.randn(truth.shape, generator=source, dtype=torch.float64) * truth
     eager, value = truth + lost, truth - lost
@@ -168,10 +174,10 @@ def test_what_a_large_token_loses_by_chance_is_no_fault_and_a_small_one_that_is_
         ("ignores-strides", {"strided"}),
         ("needs-every-gradient", {"inputs_without_gradient", "frozen_weights"}),
         ("sigmoid-tail", {"two_layers"}),
-        ("gate-bounded", {Values.WIDE}),
+        ("gate-bounded", {"wide_values"}),
         ("nan-hidden", {"nan_and_inf"}),
-        ("small-gradients-flushed", {Values.UNEVEN_UPSTREAM}),
-        ("large-gradients-bounded", {Values.UNEVEN_UPSTREAM}),
+        ("small-gradients-flushed", {"uneven_upstream"}),
+        ("large-gradients-bounded", {"uneven_upstream"}),
         ("sigmoid-deep-tail", {"two_layers"}),
         ("one-number-of-tokens", {"other_lengths"}),
         ("inference-overwrites", {"other_lengths"}),
@@ -200,3 +206,40 @@ def test_a_refusal_with_an_error_is_tolerated_only_where_a_model_can_do_without(
     assert check.check == "use"
     assert "wide" in check.reason
     assert "not here" in check.reason
+
+
+def reference_of(name: str, extras: Extras = PLAIN, tokens: int = usage.TOKENS) -> tuple[UseJudge, dict[str, Tensor]]:
+    """What judges a scenario of a dense block in bf16, and eager's results."""
+    case = replace(small(small_case(scope=Scope.MLP, dtype=Dtype.BFLOAT16), "cpu"), tokens=tokens)
+    asked = Question(name, case, extras, Seeds.new(), True)
+    expected = UseJudge(make_problem(case, CPU, extras), asked)
+    return expected, {name: value.clone() for name, value in expected._eager.items()}
+
+
+def test_a_nan_that_reaches_another_token_is_told_unless_the_library_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs with AMX, bf16 products of some sizes carry it over the end of a row."""
+    expected, results = reference_of("nan_and_inf")
+    (name,) = results
+    hidden = {name: results[name].nan_to_num()}
+    results[name][9, 0] = torch.nan
+    for spreads in (False, True):
+        monkeypatch.setattr(usage, "library_spreads", lambda *given: spreads)  # noqa: B023
+        assert [check.ok for check in expected.judge(results)] == [spreads]
+        assert [check.check for check in expected.judge(hidden)] == ["finite"]
+
+
+@pytest.mark.parametrize(("limit", "compared"), [(1.0, False), (7.0, True)])
+def test_gradients_near_a_limit_are_not_compared(limit: float, compared: bool) -> None:
+    """They jump there, and rounding decides for values near it; wide values always are."""
+    extras = Extras(limit=limit)
+    assert any(": d " in name for name in reference_of("two_calls", extras)[0].truth) is compared
+    assert list(reference_of("wide_values", extras)[0].truth) == ["wide_values: output"]
+
+
+@pytest.mark.parametrize("row", [0, 70, 299])
+@pytest.mark.parametrize("name", sorted(usage.IN_TAIL))
+def test_of_many_tokens_a_single_one_that_is_lost_is_found(name: str, row: int) -> None:
+    expected, results = reference_of("two_layers", tokens=300)
+    assert all(check.ok for check in expected.judge(results))
+    results[name][row] = 0.0
+    assert [check.tensor for check in expected.judge(results) if not check.ok] == [name]

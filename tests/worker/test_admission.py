@@ -1,5 +1,6 @@
 """What an implementation passes before it gets a time, by the code of a sweep in this process."""
 
+import dataclasses
 import functools
 import random
 from collections.abc import Callable
@@ -8,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from judged import admitting
-from specimens import declared, small_case
+from specimens import a_record, declared, small_case
 from torch import Tensor
 
-from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Precision, Scope
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import usage
@@ -20,12 +21,14 @@ from swiglu_bench.check.inputs import Draw, make_problem
 from swiglu_bench.check.judge import REFERENCE, compute_truth
 from swiglu_bench.check.results import Letterbox
 from swiglu_bench.check.tolerance import tensor_error
-from swiglu_bench.contenders import pytorch
+from swiglu_bench.contenders import fp8, pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
-from swiglu_bench.tasks.selftest.run import SHAPES, SPECIMENS
-from swiglu_bench.tasks.selftest.specimen import glu
+from swiglu_bench.tasks.selftest.run import SHAPES, SPECIMENS, case_of
+from swiglu_bench.tasks.selftest.specimen import Specimen, glu
 from swiglu_bench.worker import admission
 from swiglu_bench.worker.admission import Admitting, Drawn
+from swiglu_bench.worker.child import Contender, InProcess
+from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.workbench import Workbench
 
@@ -62,10 +65,11 @@ def test_a_compiled_function_is_compiled_for_every_case_of_a_process() -> None:
     for tokens in range(2, 12):
         bench.build(small_case(tokens=tokens), weights_seed=1)
         bench._built.infer(Draw(1))
-    box = Letterbox.make({"unused": (1,)}, torch.float32, CPU)
-    small = usage.small_case(bench._problem.case, "cpu")
-    used = bench.use(small, usage.Seeds(1, 2, 3, (4, 5, 6)), box.address(), {"unused": (1,)})
-    assert set(used.raised) <= {"batches"}  # which this one does not take
+    small, seeds = usage.small_case(bench._problem.case, "cpu"), usage.Seeds.new()
+    for name in usage.wanted(bench._implementation, small):
+        box = Letterbox.make({"unused": (1,)}, torch.float32, CPU)
+        used = bench.use(usage.Question(name, small, PLAIN, seeds, True), box.address(), {"unused": (1,)})
+        assert name == "batches" or not used.raised  # which this one does not take
 
 
 def test_letterboxes_that_the_judge_has_closed_go_before_another_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,20 +168,80 @@ def test_what_is_wrong_is_named_by_its_check(name: str) -> None:
     assert found <= set(FAULTS)
 
 
-@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
-@pytest.mark.parametrize(
-    ("one", "right"),
-    [
-        (pytorch.eager, True), (pytorch.eager_packed, True), (SPECIMENS["overflows-when-large"].implementation, False),
-        (SPECIMENS["stale-when-large"].implementation, False),
-    ],
-)  # fmt: skip
-def test_what_is_used_at_small_sizes_is_used_at_its_own(one: Implementation, right: bool, mode: Mode) -> None:
-    case = small_case(shape=Shape("large", 64, 192, "more than the small layers", (129,)), tokens=129, mode=mode)
+def used(entry: Implementation, case: Case, extras: Extras = PLAIN) -> tuple[Any, list[TensorCheck]]:
+    """What is wrong with an implementation once its use was checked at both sizes, and what admitted it."""
     drawn = Drawn.new()
-    admits, contender = admitting(one, case, drawn=drawn)
-    thorough = Admitting(admits._court, case, drawn, thorough=True, used={})
+    admits, contender = admitting(entry, case, drawn=drawn, extras=extras)
+    thorough = Admitting(admits._court, case, drawn, thorough=True, used={}, extras=extras)
     wrong = [check for check in thorough.admit(contender).checks if not check.ok]
-    assert [check.check for check in wrong] == ([] if right else ["use"]), wrong
-    assert right or "at its own size" in wrong[0].reason
     assert not thorough.conduct(contender), "its weights are its own again"
+    return thorough, wrong
+
+
+BIASES_AND_GATES = (PLAIN, Extras(bias=True), Extras(limit=7.0), Extras(bias=True, limit=7.0, alpha=1.702))
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+@pytest.mark.parametrize("extras", BIASES_AND_GATES, ids=str)
+@pytest.mark.parametrize("scope", list(Scope))
+def test_what_is_right_passes_at_both_sizes(scope: Scope, extras: Extras, mode: Mode) -> None:
+    if extras.alpha != 1.0 and scope is not Scope.EXPERTS:
+        extras = Extras(limit=7.0)
+    case = small_case(scope=scope, mode=mode, dtype=Dtype.BFLOAT16, tokens=70)
+    entries = [pytorch.eager] if scope is Scope.ACTIVATION else [pytorch.eager, fp8.reference]
+    for entry in entries if extras == PLAIN else entries[:1]:
+        precise = case if entry is pytorch.eager else dataclasses.replace(case, precision=Precision.FP8_ROWWISE)
+        admits, wrong = used(entry, precise, extras)
+        assert wrong == []
+        sizes = admits.used_at[entry.name]
+        assert [size.split(" ")[0] for size in sizes] == ["64x96", "24x40"]
+
+
+AT_BOTH_SIZES = [s for s in SPECIMENS.values() if s.task == "verify" and not s.precision and not s.needs_gpu]
+
+
+@pytest.mark.parametrize("specimen", AT_BOTH_SIZES, ids=lambda specimen: specimen.name)
+def test_what_is_right_at_the_small_size_is_asked_at_its_own(specimen: Specimen) -> None:
+    _, wrong = used(specimen.implementation, case_of(specimen, "cpu"))
+    assert {check.check for check in wrong} & set(specimen.caught_by), wrong
+    if "-large" in specimen.name:
+        assert all("at 128x192" in check.reason for check in wrong), wrong
+
+
+def test_an_inference_only_implementation_is_asked_for_all_that_is_no_gradient() -> None:
+    entry, case = declared(lambda problem: Step(pytorch.eager.build(problem).forward), trains="nothing"), small_case()
+    names = usage.wanted(entry, case)
+    assert {"two_calls", "two_layers", "changed_weights", "batches", "strided", "other_lengths", "nan_and_inf"} <= {
+        *names
+    }
+    assert not {"accumulated", "uneven_upstream", "frozen_weights", "hooks_of_weights"} & {*names}
+    assert used(entry, case)[1] == []
+
+
+def test_only_lengths_are_spared_of_who_compiles() -> None:
+    """And of the suite's own rows all for which they would compile again."""
+    case, plain = small_case(scope=Scope.EXPERTS), declared(lambda problem: glu(problem), Scope.EXPERTS)
+    everything = set(usage.wanted(plain, case))
+    theirs = set(usage.wanted(dataclasses.replace(plain, backend="inductor"), case))
+    ours = set(usage.wanted(dataclasses.replace(plain, backend="inductor", source="swiglu_bench.contenders"), case))
+    assert everything - theirs == usage.LENGTHS
+    assert theirs - ours == {"inputs_without_gradient", "frozen_weights", "one_frozen", "batches", "strided"}
+
+
+def test_where_memory_is_short_few_experts_stand_for_all_or_the_row_says_that_nothing_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = dataclasses.replace(small_case(scope=Scope.EXPERTS).shape, experts=Experts(8, 2))
+    case = small_case(scope=Scope.EXPERTS, shape=shape)
+
+    def too_large(_: JudgeBench, asked: Case) -> str:
+        return "it does not fit" if asked.shape.experts.count > fit else ""  # type: ignore[union-attr]
+
+    monkeypatch.setattr(JudgeBench, "too_large_to_use", too_large)
+    for fit, sizes in ((4, 2), (1, 1)):
+        admits, wrong = used(pytorch.eager, case)
+        record = a_record()
+        admits.note_use(record, Contender("eager", pytorch.eager, InProcess(None), 0.0))
+        assert wrong == []
+        assert len(record.used_at.split("; ")) == sizes
+        assert ("4 experts with 7 tokens" in record.used_at, "does not fit" in record.remarks) == (fit == 4, fit == 1)

@@ -53,11 +53,15 @@ LARGE_TOKENS = 2**31 // LARGE_INTERMEDIATE + 101
 LARGE_EXPERTS = Experts(4, 2)
 LARGE_TENSORS = 14
 """Of [tokens, intermediate], that the huge case may hold at a time."""
+FAR_TOKENS, FAR_HIDDEN, FAR_INTERMEDIATE = 5, 4096, 2048
+FAR_EXPERTS = Experts(2**31 // (FAR_HIDDEN * FAR_INTERMEDIATE) + 8, 4)
+FAR_COPIES = 9
+"""Of [experts, intermediate, hidden], that the check of far experts may hold at a time."""
 NEIGHBOURS = 4
 _CHECKS = Checks()
 
 
-@_CHECKS.add("model use", needs_backward=True)
+@_CHECKS.add("model use")
 def _model_use(subject: Subject) -> CheckOutcome:
     """Calls that share a graph, gradients that add up, weights that change, a second layer, batches, frozen weights."""
     admitting, contender = subject.admitting()
@@ -260,12 +264,8 @@ def _beyond_int32(subject: Subject) -> CheckOutcome:
     """
     element = Dtype.BFLOAT16.bytes
     needed = LARGE_TENSORS * LARGE_TOKENS * LARGE_INTERMEDIATE * element
-    if subject.device.type != "cuda":
-        return not_run(f"it needs a GPU with {needed / 2**30:.0f} GiB free")
-    torch.cuda.empty_cache()
-    free = machine.free_memory_bytes(subject.device)
-    if free < needed:
-        return not_run(f"it needs {needed / 2**30:.0f} GiB of memory and {free / 2**30:.0f} GiB are free")
+    if reason := _no_room(subject.device, needed):
+        return not_run(reason)
     case = subject.case(LARGE_TOKENS, LARGE_HIDDEN, LARGE_INTERMEDIATE, Dtype.BFLOAT16, LARGE_EXPERTS)
     rows = rows_to_judge(LARGE_TOKENS, LARGE_INTERMEDIATE)
     if case.shape.experts:  # as many rows as tokens elsewhere
@@ -275,6 +275,53 @@ def _beyond_int32(subject: Subject) -> CheckOutcome:
         return _judge_rows(subject, case, rows)
     finally:
         torch.cuda.empty_cache()
+
+
+@_CHECKS.add("far experts", scopes=(Scope.EXPERTS,))
+def _far_experts(subject: Subject) -> CheckOutcome:
+    """Inference of a few tokens of experts whose weights lie beyond 2^31 elements."""
+    case = subject.case(FAR_TOKENS, FAR_HIDDEN, FAR_INTERMEDIATE, Dtype.BFLOAT16, FAR_EXPERTS)
+    needed = FAR_COPIES * FAR_EXPERTS.count * FAR_HIDDEN * FAR_INTERMEDIATE * Dtype.BFLOAT16.bytes
+    if reason := _no_room(subject.device, needed):
+        return not_run(reason)
+    try:
+        problem = subject.problem(case)
+        inputs = inputs_of(problem, DRAW)
+        x, index, weights = inputs.activations
+        slots, tokens = (torch.arange(size, device=index.device) for size in index.shape[::-1])
+        index.copy_(FAR_EXPERTS.count - 1 - (slots + tokens[:, None]) % (2 * FAR_EXPERTS.top_k))
+        index[0] = slots
+        with torch.no_grad():
+            found = [
+                Built(entry, problem).forward(x.clone(), index.clone(), weights.clone())
+                for entry in (REFERENCE, subject.implementation)
+            ]
+        return judge_on(problem, inputs, {"output": found[1]}, {"output": found[0]})
+    finally:
+        torch.cuda.empty_cache()
+
+
+@_CHECKS.add("second GPU")
+def _second_gpu(subject: Subject) -> CheckOutcome:
+    """Tensors of a GPU that is not the current one."""
+    if subject.device.type != "cuda" or torch.cuda.device_count() < 2:
+        return not_run("it needs two GPUs")
+    elsewhere = torch.device("cuda", (torch.cuda.current_device() + 1) % torch.cuda.device_count())
+    problem = dataclasses.replace(subject, device=elsewhere).problem()
+    inputs = inputs_of(problem, DRAW)
+    produced = subject.built(problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
+    return judge_on(problem, inputs, produced)
+
+
+def _no_room(device: torch.device, needed: int) -> str:
+    """Why a check that needs so many bytes cannot run on a device, or ""."""
+    if device.type != "cuda":
+        return f"it needs a GPU with {needed / 2**30:.0f} GiB free"
+    torch.cuda.empty_cache()
+    free = machine.free_memory_bytes(device)
+    if free < needed:
+        return f"it needs {needed / 2**30:.0f} GiB of memory and {free / 2**30:.0f} GiB are free"
+    return ""
 
 
 def rows_to_judge(tokens: int, width: int) -> list[int]:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+import numpy
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
 from swiglu_bench.cases.cases import Dtype, Mode, Scope
@@ -302,10 +304,19 @@ def _right_below_int32(fill: Callable[[Tensor, Tensor], object]) -> Build:
     return lambda _: Step(lambda *pair: Differentiable.apply(forward, gate_gradients, *pair))
 
 
+def _unchanged(value: Tensor) -> Tensor:
+    return value
+
+
 SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "one-thread": ("sets torch to one thread more", _one_thread_more),
     "profile-hook": ("sets a profile hook", lambda: sys.setprofile(lambda *given: None)),
     "alarm-handler": ("replaces a signal handler", lambda: signal.signal(signal.SIGALRM, lambda *given: None)),
+    "user-handler": ("handles a signal of the user's", lambda: signal.signal(signal.SIGUSR2, lambda *given: None)),
+    "saved-tensors": ("leaves hooks on saved tensors", lambda: saved_tensors_hooks(_unchanged, _unchanged).__enter__()),
+    "environment": ("changes an environment variable", lambda: os.environ.update(PATH="/nowhere")),
+    "current-folder": ("changes the current folder", lambda: os.chdir("/")),
+    "numpy-errors": ("has NumPy raise for overflow", lambda: numpy.seterr(over="raise")),
 }  # fmt: skip
 _forward = partial(Specimen, mode=Mode.FORWARD)
 _on_gpu = partial(_forward, needs_gpu=True)
@@ -360,6 +371,8 @@ SPECIMENS = table(
             mode=Mode.STEP, task="verify"),
     _on_gpu("gpu-burner", "leaves work on the GPU behind that goes on when its process stands still",
             ("slows others", *WALL), _gpu_burner, tokens=100_000),
+    _on_gpu("on-the-current-gpu", "computes on the current GPU", ("second GPU",), task="audit",
+            forward=lambda *given: right_forward(*(value.to("cuda") for value in given))),
     _beyond_int32("int32-wraps", "beyond 2^31 elements, offsets start again at 0",
                   build=_right_below_int32(lambda beyond, flat: beyond.copy_(flat[: beyond.numel()]))),
     _beyond_int32("zeros-above-2e31", "leaves zeros beyond 2^31 elements",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from swiglu_bench.cases.implementation import Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.tasks.selftest.specimen import (
     CHECKED_CALLS,
+    LARGE,
     Build,
     Differentiable,
     Gradients,
@@ -23,13 +25,12 @@ from swiglu_bench.tasks.selftest.specimen import (
     right_backward,
     right_forward,
     table,
+    when_large,
     with_inputs,
     with_memory,
 )
 
 NEW_INPUTS, KEPT, INPUTS, LOOP, USE = ("new inputs",), ("kept",), ("inputs unchanged",), ("timed loop",), ("use",)
-LARGE = 96
-"""More tokens and channels than the suite's small layers have."""
 Memory = dict[Any, Any]
 
 
@@ -141,6 +142,52 @@ def _overflows_when_large(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
     return silu(gate.clamp(max=20) if len(x) > LARGE else gate) * (x @ w_up.T)
 
 
+def _first_of_a_batch(x: Tensor, *weights: Tensor) -> Tensor:
+    return right_forward(x if x.dim() == 2 else x[:1].expand_as(x), *weights)
+
+
+def _as_given(*given: Tensor) -> tuple[Tensor, ...]:
+    return given
+
+
+def _wrong_beside_a_frozen_one(dz: Tensor, x: Tensor, *weights: Tensor) -> Any:
+    dx, *gradients = right_backward(dz, x, *weights)
+    return dx if len({value.requires_grad for value in weights}) == 1 else dx * 0, *gradients
+
+
+def _gradients_by_hand(when: Callable[[Callable[[], None]], object]) -> Build:
+    """Adds gradients to its weights itself, which autograd is not told of; `when` is given what does so."""
+
+    def build(problem: Problem) -> Step:
+        def backward(*given: Tensor) -> Any:
+            dx, *gradients = right_backward(*given)
+
+            def add() -> None:
+                for weight, gradient in zip(problem.weights.values(), gradients, strict=True):
+                    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+            when(add)
+            return dx, None, None
+
+        return glu(problem, backward=backward)
+
+    return build
+
+
+def _changed_in_its_fifth_call(problem: Problem) -> Step:
+    """No result shows it, for from then on it computes with a copy; where weights are few, it does nothing."""
+    kept: list[list[Tensor]] = []
+    calls = itertools.count(1)
+
+    def change(x: Tensor, *weights: Tensor) -> list[Tensor]:
+        if next(calls) == 5 and len(weights[0]) > LARGE:
+            kept.append([value.detach().clone() for value in weights])
+            weights[1].detach()[0, 0].nextafter_(weights[1].new_tensor(9.0))
+        return [x, *(kept[0] if kept else weights)]
+
+    return glu(problem, lambda *given: right_forward(*change(*given)))
+
+
 def _one_number_of_tokens(first: Memory, x: Tensor, *weights: Tensor) -> Tensor:
     """A grid or a graph that was made for the first call."""
     out = right_forward(x, *weights)
@@ -150,6 +197,8 @@ def _one_number_of_tokens(first: Memory, x: Tensor, *weights: Tensor) -> Tensor:
 
 
 _forward = partial(Specimen, mode=Mode.FORWARD)
+_large = partial(Specimen, caught_by=USE, task="verify")
+"""Right at the suite's small size, wrong at that of its case."""
 SPECIMENS = table(
     __name__,
     Specimen("gradient-accumulated", "adds to its weight gradients instead of assigning", NEW_INPUTS,
@@ -176,8 +225,21 @@ SPECIMENS = table(
     Specimen("weights-by-shape", "keeps packed weights by their shape", USE, inputs=_packed_by_shape),
     Specimen("overflows-when-large", "gate <= 20 for many tokens", USE, forward=_overflows_when_large, task="verify"),
     Specimen("first-batch-only", "computes the first sequence of a batch for all", USE,
-             forward=lambda x, *weights: right_forward(x if x.dim() == 2 else x[:1].expand_as(x), *weights)),
+             forward=_first_of_a_batch),
+    _large("first-batch-when-large", "the same, of many tokens", forward=when_large(_first_of_a_batch)),
     Specimen("ignores-strides", "reads its input as if it were contiguous", USE, inputs=_without_strides),
+    _large("ignores-strides-when-large", "the same, of many tokens", inputs=when_large(_without_strides, _as_given)),
     Specimen("one-number-of-tokens", "leaves out the last token where there are more or fewer than at first", USE,
              with_memory(_one_number_of_tokens)),
+    _large("one-large-number-of-tokens", "the same, of many tokens", build=
+           with_memory(lambda first, *given: when_large(partial(_one_number_of_tokens, first))(*given))),
+    Specimen("one-layer-of-inference", "trains nothing, and has the first layer's weights for all", USE,
+             inputs=_packed_by_shape, trains="nothing", task="verify"),
+    Specimen("wrong-beside-a-frozen-one", "dx is zero where one weight is frozen and the other is not", USE,
+             backward=_wrong_beside_a_frozen_one),
+    Specimen("gradients-by-hand", "adds to its weights' gradients itself", USE, _gradients_by_hand(lambda add: add())),
+    Specimen("gradients-after-hooks", "adds to its weights' gradients when the backward ends", USE,
+             _gradients_by_hand(torch.autograd.Variable._execution_engine.queue_callback)),
+    Specimen("changed-in-its-fifth-call", "changes a weight in its fifth call, and computes with a copy", INPUTS,
+             _changed_in_its_fifth_call, task="verify"),
 )  # fmt: skip

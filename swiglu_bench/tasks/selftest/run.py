@@ -60,6 +60,8 @@ CHECKS = FAULTS | {
     "> 2^31 elements": "wrong beyond 2^31 elements, as `audit` checks",
     OWN_CACHES: "what it changes on disk is nothing that other processes read",
     "crowded expert": "wrong where one expert has all tokens, as `audit` checks",
+    "far experts": "wrong for experts whose weights lie beyond 2^31 elements, as `audit` checks",
+    "second GPU": "wrong on a GPU that is not the current one, as `audit` checks",
 }
 LETTERS = dict(zip(CHECKS, "abcdefghijklmnopqrstuvwxyz", strict=False))
 SHAPES = {"cpu": Shape("zoo", 128, 192, "sizes of the self-test", (129,)),

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope
-from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.implementation import Implementation, Offer, Step, Trains, implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import pytorch
 
 CHECKED_CALLS = 24
 """More calls than come before the first that is timed."""
+LARGE = 96
+"""More tokens than a call of the suite's small layers has."""
 
 Build = Callable[[Problem], Step]
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -82,6 +84,11 @@ def right_at_first(forward: Forward, calls: int = CHECKED_CALLS) -> Forward:
     return lambda *given: (right_forward if next(number) <= calls else forward)(*given)
 
 
+def when_large(wrong: Callable[..., Any], right: Callable[..., Any] = right_forward) -> Callable[..., Any]:
+    """What is right for few tokens, as a kernel is that takes another way for many."""
+    return lambda *given: (wrong if given[0][..., 0].numel() > LARGE else right)(*given)
+
+
 def with_memory(forward: Forward, backward: Backward | None = None) -> Build:
     """A forward and backward that get, before their other arguments, a dictionary that both find again."""
 
@@ -125,6 +132,8 @@ class Specimen:
     precision: Precision = Precision.UNQUANTISED
     spares: Callable[[], Path] | None = None
     """A file of another's that it would change, were it where it looks for one: it must stay as it is."""
+    trains: Trains = "everything"
+    offers: tuple[Offer, ...] = ()
     source: str = ""
     """The module whose table holds it; its process finds it there."""
 
@@ -133,7 +142,7 @@ class Specimen:
         """The contender that is sent through the suite."""
         return Implementation(
             self.name, self.fault, frozenset({self.scope}), self.build or self._by_fields, source=self.source,
-            precisions=frozenset({self.precision}),
+            precisions=frozenset({self.precision}), trains=self.trains, offers=frozenset(self.offers),
         )  # fmt: skip
 
     def _by_fields(self, problem: Problem) -> Step:

@@ -18,14 +18,17 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.tolerance import unit_roundoff
 from swiglu_bench.tasks.selftest.specimen import (
+    LARGE,
     Build,
     Differentiable,
     Gradients,
     Specimen,
+    gate_gradients,
     glu,
     right_backward,
     right_forward,
     table,
+    when_large,
 )
 
 VALUES = ("relative error", "largest element")
@@ -33,6 +36,7 @@ UNWRITTEN = ("finite", *VALUES)
 RECIPE, USE = ("recipe",), ("use",)
 MOST_ROWS = 256
 """Rows of an expert beyond which a specimen computes nothing."""
+TILE, FEW_EXPERTS = 128, 4
 
 
 # One dense block
@@ -75,12 +79,33 @@ def _without_tail(below: float, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tens
     return gate * torch.where(gate < below, 0.0, torch.sigmoid(gate)) * (x @ w_up.T)
 
 
+def _flat_beyond(most: float, dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Gradients:
+    """No gradient for gates beyond a bound, as of a table that ends there."""
+    rows, d_rows = x.flatten(0, -2), dz.flatten(0, -2)
+    gate = rows @ w_gate.T
+    d_gate, d_up = gate_gradients(d_rows, gate, rows @ w_up.T)
+    d_gate = torch.where(gate > most, 0.0, d_gate)
+    return (d_gate @ w_gate + d_up @ w_up).view_as(x), d_gate.T @ rows, d_up.T @ rows
+
+
+def _flushed(below: float, dz: Tensor, *saved: Tensor) -> Gradients:
+    return right_backward(torch.where(dz.abs() < below, 0.0, dz), *saved)
+
+
+def _normalised(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """By a power of two, so that nothing is lost; of a token of zeros 0 divided by 0."""
+    scale = x.abs().amax(-1, keepdim=True).log2().floor().exp2()
+    return x / scale * scale, *weights
+
+
 def _truncated(*given: Tensor) -> Tensor:
     out = right_forward(*(value.float() for value in given))
     return (out.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 _in_bf16 = partial(Specimen, dtype=Dtype.BFLOAT16)
+_large = partial(Specimen, caught_by=USE, task="verify")
+"""Right at the suite's small size, wrong at that of its case."""
 DENSE = (
     Specimen("gate-up-swapped", "silu of up", VALUES, forward=lambda x, w_gate, w_up: right_forward(x, w_up, w_gate)),
     Specimen("dropped-k-tile", "the last 16 terms of each product are missing", VALUES,
@@ -110,7 +135,14 @@ DENSE = (
     Specimen("large-gradients-bounded", "bounds upstream gradients at 1000", USE,
              backward=lambda dz, *saved: right_backward(dz.clamp(-1000, 1000), *saved)),
     Specimen("small-gradients-flushed", "takes small upstream gradients for zero", USE,
-             backward=lambda dz, *saved: right_backward(torch.where(dz.abs() < 1e-5, 0.0, dz), *saved)),
+             backward=partial(_flushed, 1e-5)),
+    _large("tail-when-large", "a sigmoid that is 0 below -6, of many tokens",
+           forward=when_large(partial(_without_tail, -6))),
+    _large("flat-when-large", "no gradient for gates beyond 7, of many tokens",
+           backward=when_large(partial(_flat_beyond, 7), right_backward)),
+    _large("flushed-when-large", "takes upstream gradients below 1e-6 for zero, of many tokens",
+           backward=when_large(partial(_flushed, 1e-6), right_backward)),
+    Specimen("padding-divided", "divides each token by its largest value, which may be zero", USE, inputs=_normalised),
 )  # fmt: skip
 
 
@@ -137,6 +169,25 @@ def _place_in_expert(index: Tensor) -> Tensor:
     return same.tril(-1).sum(1).view_as(index)
 
 
+def _rows_of_expert(index: Tensor, count: int) -> Tensor:
+    """For each (token, slot): how many rows its expert has."""
+    return index.flatten().bincount(minlength=count)[index]
+
+
+def _dropping(kept: Callable[[Tensor, int], Tensor]) -> Build:
+    """Leaves out the rows of (token, slot) pairs that are not `kept`, by top_k_index and the number of experts."""
+    return _routed(lambda index, weights, count: (index, weights * kept(index, count)))
+
+
+def _strides_of_experts(problem: Problem) -> Step:
+    forward = REFERENCE.build(problem).forward
+
+    def ignoring(x: Tensor, *routing: Tensor) -> Tensor:
+        return forward(x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()), *routing)
+
+    return Step(when_large(ignoring, forward))
+
+
 def _first_routing_kept(problem: Problem) -> Step:
     kept: dict[torch.Size, Tensor] = {}
     return _routed(lambda index, weights, _: (kept.setdefault(index.shape, index.clone()), weights))(problem)
@@ -161,7 +212,18 @@ def _idle_expert_unwritten(problem: Problem) -> Step:
     return Step(forward)
 
 
+def _all_but_last_tile(index: Tensor, count: int) -> Tensor:
+    rows = _rows_of_expert(index, count)
+    return (rows <= MOST_ROWS) | (_place_in_expert(index) < rows // TILE * TILE)
+
+
+def _far_experts_folded(problem: Problem) -> Step:
+    beyond = 2**31 // problem.weights["w_gate"][0].numel()
+    return _routed(lambda index, weights, count: (index % min(count, beyond), weights))(problem)
+
+
 _of_experts = partial(Specimen, scope=Scope.EXPERTS)
+_of_large = partial(_large, scope=Scope.EXPERTS)
 ROUTED = (
     _of_experts("experts-exchanged", "each expert has the weights of the next one", VALUES,
                 _routed(lambda index, weights, count: ((index + 1) % count, weights))),
@@ -174,8 +236,22 @@ ROUTED = (
     _of_experts("idle-expert-unwritten", "the weight gradient of an expert without a token is never stored", UNWRITTEN,
                 _idle_expert_unwritten, tokens=3),
     _of_experts("crowded-expert-cut", f"an expert computes no more than {MOST_ROWS} rows", ("crowded expert",),
-                _routed(lambda index, weights, count: (index, weights * (_place_in_expert(index) < MOST_ROWS))),
-                task="audit"),
+                _dropping(lambda index, count: _place_in_expert(index) < MOST_ROWS), task="audit"),
+    _of_large("capacity-factor", "drops what is beyond twice an even share of the tokens",
+              build=_dropping(lambda index, count: _place_in_expert(index) <= 2 * index.numel() // count)),
+    _of_large("idle-expert-not-met", "the same as idle-expert-unwritten, where every expert of its case has tokens",
+              build=_idle_expert_unwritten),
+    _of_large("few-tokens-misrouted", f"wrong for fewer tokens than experts, of more than {FEW_EXPERTS}",
+              build=_routed(lambda index, weights, n: ((index + (FEW_EXPERTS < n > len(index))) % n, weights))),
+    _of_large("half-of-the-tokens", "drops rows of an expert that has more than half of many tokens",
+              build=_dropping(lambda index, n: (_rows_of_expert(index, n) <= len(index) / 2) | (len(index) <= LARGE))),
+    _of_large("last-tile-lost", f"beyond {MOST_ROWS} rows of an expert, its last partial tile is lost",
+              build=_dropping(_all_but_last_tile), tokens=300),
+    _of_large("strides-of-experts", "reads x as if it were contiguous, of many tokens", build=_strides_of_experts),
+    _of_large("other-ranks-wrapped", "offers to skip experts of other ranks, and takes -1 for its own last one",
+              build=_routed(lambda index, weights, count: (index % count, weights)), offers=("other_ranks",)),
+    _of_experts("far-experts-folded", "the offset of an expert's weights is computed in 32 bits", ("far experts",),
+                _far_experts_folded, task="audit", needs_gpu=True, dtype=Dtype.BFLOAT16),
 )  # fmt: skip
 
 
