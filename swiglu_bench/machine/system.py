@@ -71,6 +71,28 @@ def descendants(pid: int, known: Mapping[int, Process] | None = None) -> list[Pr
     return found
 
 
+def escaped(pid: int) -> list[int]:
+    """The processes that one has started, with what these have, and that have left its group; Linux only.
+
+    Far cheaper than a census: only the threads of these processes are asked.
+    """
+    found: list[int] = []
+    asked = [pid]
+    while asked:
+        for file in Path(f"/proc/{asked.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                children = [int(word) for word in file.read_text().split()]
+                asked += children
+                found += children
+    return [child for child in found if _group_of(child) not in {pid, None}]
+
+
+def _group_of(pid: int) -> int | None:
+    with suppress(OSError):
+        return os.getpgid(pid)
+    return None
+
+
 def idle_share(pid: int, seconds: float) -> float:
     """The CPU time that a process and its descendants use while they have nothing to do, over the time that passes."""
 
