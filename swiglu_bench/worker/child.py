@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.machine.system import descendants, escaped
+from swiglu_bench.machine.system import Offspring, descendants
 from swiglu_bench.worker import forkserver, worker
 from swiglu_bench.worker.worker import Malformed, Report
 
@@ -85,6 +85,7 @@ class Child:
         except (OSError, EOFError) as error:
             raise Died(f"its process could not be started ({error})") from None
         theirs.close()
+        self._offspring = Offspring(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -135,7 +136,7 @@ class Child:
         """Let the process, all of its group and what has left it stand still until it is asked again."""
         if CAN_SUSPEND and not self.ended and not self._suspended and not self._owed:
             self._suspended = self._signal(signal.SIGSTOP)
-            self._stopped = escaped(self._process.pid)
+            self._stopped = self._offspring.escaped()
             _signal_each(self._stopped, signal.SIGSTOP)
 
     def resume(self) -> None:
