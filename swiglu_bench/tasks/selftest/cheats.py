@@ -182,7 +182,7 @@ def hiding(share: float) -> Callable[[], None]:
 
 def _works_in_the_pause(problem: Problem) -> Step:
     """What the upstream gradient does not matter to is done while that is drawn, which is not timed."""
-    found: list[Any] = []
+    found, number = list[Any](), itertools.count(1)
 
     def work(x: Tensor, w_gate: Tensor, w_up: Tensor) -> None:
         for _ in range(3):
@@ -195,6 +195,8 @@ def _works_in_the_pause(problem: Problem) -> Step:
         return output
 
     def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Gradients:
+        if next(number) <= CHECKED_CALLS:
+            return right_backward(dz, x, w_gate, w_up)
         found[0].join()
         d_gate, d_up = gate_gradients(dz.flatten(0, -2), *(value.flatten(0, -2) for value in found[1:]))
         flat = x.flatten(0, -2)
@@ -205,7 +207,7 @@ def _works_in_the_pause(problem: Problem) -> Step:
 
 def _lazy_gradients(problem: Problem) -> Step:
     """Gradients of weights are computed when they are collected, which comes after the clock."""
-    real, waiting = Built._found, dict[str, Callable[[], Tensor]]()
+    real, waiting, number = Built._found, dict[str, Callable[[], Tensor]](), itertools.count(1)
 
     def found(self: Built, leaves: list[Tensor]) -> dict[str, Tensor]:
         collected = real(self, leaves)
@@ -216,6 +218,8 @@ def _lazy_gradients(problem: Problem) -> Step:
     Built._found = found  # type: ignore[method-assign]
 
     def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Gradients:
+        if next(number) <= CHECKED_CALLS:
+            return right_backward(dz, x, w_gate, w_up)
         flat, d_hidden = x.flatten(0, -2), dz.flatten(0, -2)
         d_gate, d_up = gate_gradients(d_hidden, flat @ w_gate.T, flat @ w_up.T)
         waiting.update(w_gate=lambda: d_gate.T @ flat, w_up=lambda: d_up.T @ flat)
@@ -231,9 +235,8 @@ def _forked_answer(real: Any) -> Any:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
         if os.fork():
-            return SampleReport(
-                ms=0.02, host_us=20.0, queue_us=20.0, queue_filled=True, delivered=["output"], faults={}
-            )
+            times = {"ms": 0.02, "host_us": 20.0, "queue_us": 20.0}
+            return SampleReport(**times, queue_filled=True, delivered=["output"], faults={})
         os.setsid()
         torch.set_num_threads(1)  # a fork has none of the pool's threads
         with torch.no_grad():
@@ -409,6 +412,13 @@ def _right_below_int32(fill: Callable[[Tensor, Tensor], object]) -> Build:
     return lambda _: Step(lambda *pair: Differentiable.apply(forward, gate_gradients, *pair))
 
 
+HIDDEN = (5, 10, 20, 40)
+HIDING = {
+    percent: Specimen(f"hides-{percent}", f"takes {percent}% off its samples", WALL, change=hiding(percent / 100),
+                      mode=Mode.FORWARD, source=__name__)
+    for percent in HIDDEN
+}  # fmt: skip
+"""For the question how much can be hidden; `docs/hiding.py` asks it."""
 SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "one-thread": ("sets torch to one thread more", _one_thread_more),
     "profile-hook": ("sets a profile hook", lambda: sys.setprofile(lambda *given: None)),
@@ -438,8 +448,10 @@ SPECIMENS = table(
     _forward("true-later", "makes its samples smaller until the usual rounds are over", WALL,
              change=_replace(Workbench, "sample", _true_later)),
     _forward("hides-a-fifth", "takes a fifth off its samples", WALL, change=hiding(0.2), tokens=2000),
-    Specimen("works-in-the-pause", "works in a thread while the upstream gradient is drawn", WALL, _works_in_the_pause),
-    Specimen("lazy-gradients", "computes dW when its gradients are collected", WALL, _lazy_gradients),
+    Specimen("works-in-the-pause", "works in a thread while the upstream gradient is drawn", WALL, _works_in_the_pause,
+             tokens=600),
+    Specimen("lazy-gradients", "computes dW when its gradients are collected", WALL, _lazy_gradients,
+             tokens=600),
     _forward("forked-answer", "a process that it forks makes the answer after the turn", ("timed loop", *WALL),
              change=_replace(Workbench, "sample", _forked_answer)),
     _forward("fork-answers", "a process that it forks sends its answers", ("error",),
