@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SUITE, KERNELS, TESTS = (ROOT / name for name in ("swiglu_bench", "kernels", "tests"))
 
-SOURCE_LINES = 43_800
-TEST_LINES = 21_850
-SUITE_FILES = 118
+SOURCE_LINES = 44_550
+TEST_LINES = 22_150
+SUITE_FILES = 119
 FUNCTION_LINES = 80
 HOST_ARGUMENTS, HOST_FUNCTIONS = 10, 9
 """Functions with so many arguments or more, jit functions aside, and how many of them there may be."""

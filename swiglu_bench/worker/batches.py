@@ -6,8 +6,8 @@ to be done before the chain ends, because each call's inputs depend on all resul
 The first inputs depend on a key that it is told when the clock runs.
 
 Nothing that is subtracted is the contender's own figure: what a question takes is the baseline's, and what laying out
-inputs and adding up results takes is the judge's. Of backwards, all forwards are made before the clock runs. Where a
-contender's calls take the host longer than the GPU, its chain is replayed as a CUDA graph, if it can be recorded.
+inputs and adding up results takes is the judge's. Of backwards, all forwards are made before the clock runs. Short calls
+on a GPU are replayed as a CUDA graph, if they can be recorded, so that the host's time does not count.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ UNSEEN_MS = {"cuda": 0.005, "cpu": 0.05}
 """What a call may take beyond its samples at most, in addition to SHARE of them. Where the host takes longer than the
 GPU, the share is of all that the host does in the loop, up to BEYOND_DOUBT: laying out a mixture's inputs may take the
 host twice as long as the call."""
+RECORDED_MS = 1.0
+"""On a GPU, shorter calls are recorded: with what comes between them, they take the host longer than the GPU."""
 FEWEST_ALIKE = 8
 """Chains of the baseline's processes from which it is known how far they are apart."""
 TIMES_APART = 3.0
@@ -97,12 +99,13 @@ class Batches:
         if not self._contenders:
             return {}
         wrong: dict[str, Exception] = {}
+        for name, ms in (host_ms or {}).items():
+            if gpu_ms[name] < max(ms, RECORDED_MS):
+                try:
+                    self._record(name)
+                except Exception as error:  # a contender may raise anything
+                    wrong[name] = error
         slow_host = [name for name, ms in (host_ms or {}).items() if ms > gpu_ms[name]]
-        for name in slow_host:
-            try:
-                self._record(name)
-            except Exception as error:  # a contender may raise anything
-                wrong[name] = error
         host_bound = [name for name in slow_host if name not in self._recorded]
         claimed_ms = {name: max(ms, (host_ms or {})[name]) if name in host_bound else ms for name, ms in gpu_ms.items()}
         groups = self._groups(claimed_ms, baseline, wrong)
@@ -233,7 +236,8 @@ class Batches:
         glue_ms = self._glue_ms(name, calls, draw)
         each, took_ms, made = min(calls, self._waiting), 0.0, 0
         while made < calls * batches:
-            contender.tell("lay_chain", draw, each, name in self._recorded)
+            if not made or self._case.mode is Mode.BACKWARD:
+                contender.tell("lay_chain", draw, each, name in self._recorded)
             key = new_seed()
             marks: list[list[int]] = []
             took_ms += self._asked_ms(contender, key, marks) - asking_ms
