@@ -6,8 +6,8 @@ to be done before the chain ends, because each call's inputs depend on all resul
 The first inputs depend on a key that it is told when the clock runs.
 
 Nothing that is subtracted is the contender's own figure: what a question takes is the baseline's, and what laying out
-inputs and adding up results takes is the judge's. Of backwards, all forwards are made before the clock runs. Short calls
-on a GPU are replayed as a CUDA graph, if they can be recorded, so that the host's time does not count.
+inputs and adding up results takes is the judge's. Of backwards, all forwards are made before the clock runs. On a GPU,
+short calls are replayed as a CUDA graph, if they can be recorded, so that the host's time does not count.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ FULL_SHARE = 0.02
 """Of the rounds that are judged in full, besides the last."""
 UNSEEN_MS = {"cuda": 0.2, "cpu": 0.05}
 """What a turn may take longer than one of the baseline, beside that share of a call."""
-LEAST_MS = {"cuda": 0.05, "cpu": 0.03}
+LEAST_MS = {"cuda": 0.1, "cpu": 0.03}
 """What it may always take: the rest is as for chains."""
 LOOKS, BEYOND = 2, 0.5
 """Further sets of as many rounds, where turns of a contender take longer: one that finds nothing acquits it. A fault is
