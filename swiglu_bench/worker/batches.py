@@ -12,6 +12,7 @@ short calls are replayed as a CUDA graph, if they can be recorded, so that the h
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -52,6 +53,9 @@ LEAST_SHARE, LEAST_MS = 0.05, {"cuda": 0.001, "cpu": 0.02}
 """What it may always take: processes of the baseline are alike in more than their times."""
 OWN_LAYOUT = 0.3
 """What adding up may take longer, of the judge's figure, where gradients lie in a layout of the contender's own."""
+
+
+log = logging.getLogger(__name__)
 
 
 class WrongResult(RuntimeError):
@@ -184,6 +188,7 @@ class Batches:
                 took = {name: multiple for name, multiple in took.items() if calm or multiple / slowed <= most[name]}
                 slowed = max(slowed, found or 1.0)
             for name, multiple in took.items():
+                log.debug("%s: %.2f times its samples, %.2f may be, baseline %.2f", name, multiple, most[name], slowed)
                 least[name] = min(least[name], multiple / slowed)
                 score[name] += 1 if multiple / slowed <= most[name] else -1
         for name in set(score) - set(failures):
