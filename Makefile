@@ -98,6 +98,9 @@ docs: $(VENV)/.installed-dev ## Build the documentation into build/site; a warni
 results: $(VENV)/.installed-bench ## Measure again what the documents quote: make results ARGS="FOLDER [PIECE ...]"
 	PATH="$(abspath $(BIN)):$$PATH" results/regenerate.sh $(ARGS)
 
+hiding: $(VENV)/.installed-bench ## Measure how much of its time a contender can hide here: make hiding ARGS=TIMES
+	$(BIN)/python docs/hiding.py $(ARGS)
+
 readme: $(VENV)/.installed-bench ## Make the tables of the documents again from results/
 	$(BIN)/python -m swiglu_bench.show.documents tables README.md docs/*.md results/README.md
 

@@ -231,6 +231,18 @@ class Built:
 
         return forward if mode is Mode.FORWARD else step
 
+    def ready_for_backward(self) -> Callable[[], Produced]:
+        """Make a forward on a copy of what lies on the desk; what is returned makes its backward."""
+        leaves = [leaf(self.desk.given[name].clone(), bool(self.gradients)) for name in self.desk.names]
+        output = self.forward(*leaves)
+
+        def backward() -> Produced:
+            self.drop_gradients(leaves)
+            _backward(output, self.desk.given["upstream"])
+            return {"output": _detached(output), **self._collect(leaves)}
+
+        return backward
+
     def run_on(self, activations: Sequence[Tensor], upstream: Tensor, twice: bool = False) -> Produced:
         """Run a forward and a backward on given tensors: other strides, sizes or values than those of a draw.
 
@@ -350,17 +362,6 @@ class Call:
         self._output = output = self._built.forward(*self._leaves)
         if not isinstance(output, Tensor):
             raise TypeError(f"forward returned {_kind(output)}; it has to return one tensor")
-
-
-def add_up(
-    call: Callable[[Draw], Produced], draws: Sequence[Draw], sums: Mapping[str, Tensor], flush: Callable[[], None]
-) -> None:
-    """Make calls back to back, each with its own inputs and a cold cache, and add up their results."""
-    for draw in draws:
-        flush()
-        produced = call(draw)
-        for name, place in sums.items():
-            place.add_(produced[name])
 
 
 def _detached(output: Any) -> Any:

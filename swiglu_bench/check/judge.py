@@ -22,7 +22,8 @@ from swiglu_bench.cases.definition import by_expert
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Built, Produced, add_up
+from swiglu_bench.check.built import Built, Produced
+from swiglu_bench.check.chain import GROUPS, Chain, Marks
 from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
 from swiglu_bench.measure.clock import Clock
@@ -32,6 +33,8 @@ KEPT = 2
 """Truths kept at a time: those of the calls by which all contenders of a case are admitted."""
 SLACK = 1.5
 """Of the comparison with eager's own result, beside the sum of both errors."""
+MARK_SLACK, MARK_ROUNDING = 4.0, 1e-4
+"""Of the comparison of marks of a chain's calls, in units of both errors; and of their own value, for a sum of many."""
 SUM_SLACK, SPREAD = 4.0, 8.0
 """Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
@@ -153,26 +156,54 @@ class Judge:
             return replace(self.arithmetic, additions=self.problem.case.tokens)
         return self.arithmetic
 
-    def handling_ms(self, draws: Sequence[Draw], backward: bool, clock: Clock) -> float:
-        """Milliseconds a call that `add_up` takes for anything but the call: inputs, cache and sums."""
-        names = {*self._reference.gradients, "upstream"} if backward else {"upstream"}
-        found = sizes(self.problem.case)
-        results, sums = (
-            {name: torch.zeros(found[name], dtype=self.dtype, device=self.problem.device) for name in names}
-            for _ in range(2)
-        )
-
-        def lay_out(draw: Draw) -> Produced:
-            self.desk.activations(draw)
-            if backward:
-                self.desk.upstream(draw)
-            return results
-
+    def glue_ms(
+        self, mode: Mode, draw: Draw, calls: int, names: Sequence[str], clock: Clock, recorded: bool
+    ) -> float:  # fmt: skip
+        """Milliseconds a call that a `Chain` takes for anything but the call: inputs, cache, sums and marks."""
+        results, sums = self._places(names), self._places(names)
+        chain = Chain(self._reference, mode, draw, calls, sums, clock.flush, lambda: results)
+        if recorded:
+            chain.record(self.problem.device)
         clock.synchronize()
         began = time.perf_counter()
-        add_up(lay_out, draws, sums, clock.flush)
-        clock.synchronize()
-        return (time.perf_counter() - began) * 1e3 / len(draws)
+        chain.run(draw.seed)
+        return (time.perf_counter() - began) * 1e3 / calls
+
+    def _places(self, names: Sequence[str]) -> dict[str, Tensor]:
+        found = sizes(self.problem.case)
+        found["output"] = found["upstream"]
+        return {name: torch.zeros(found[name], dtype=self.dtype, device=self.problem.device) for name in names}
+
+    def follow(
+        self, mode: Mode, draw: Draw, key: int, told: Marks, names: Sequence[str]
+    ) -> Callable[[Mapping[str, Tensor]], str]:
+        """Make the reference's calls on the inputs of a chain with these marks, and hold each mark against its own.
+
+        What is returned holds the sums in the same way as that of `compare` does.
+        """
+        if not told or any(len(marks) != GROUPS * len(names) for marks in told):
+            return lambda _: "the number of marks is wrong"
+        reaches: list[Tensor] = []
+        sums = self._places(names)
+        chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None)
+        own = chain.run(key, told, reaches)
+        wrong = self._holding(sums, mode, len(told))
+        right, found = (torch.tensor(marks, dtype=torch.int32).view(torch.float32) for marks in (own, told))
+        errors = torch.tensor([self._relative(name, mode) for name in names]).repeat_interleave(GROUPS)
+        allowed = MARK_SLACK * errors * torch.stack(reaches).cpu()
+        off = (found - right).abs() > allowed + MARK_ROUNDING * right.abs()
+        off |= ~torch.isfinite(found) & torch.isfinite(right)
+        if off.any():
+            call, result = off.nonzero()[0].tolist()
+            name = names[result // GROUPS]
+            reason = f"{name}: call {call + 1} did not return what the inputs of the next followed from"
+            return lambda _: reason
+        return wrong
+
+    def _relative(self, name: str, mode: Mode) -> float:
+        truth = next(truth for (_, backward), truth in self._truths.items() if backward or mode is Mode.FORWARD)
+        budget = tolerance.budget_of(truth.expected[name], truth.eager[name], self._arithmetic_of(name))
+        return SLACK * (budget.relative + truth.eager[name].relative)
 
     def compare(self, mode: Mode, draws: Sequence[Draw]) -> Callable[[Mapping[str, Tensor]], str]:
         """Run the reference on draws; what is returned holds the sum of a contender's results against the reference's.

@@ -49,14 +49,16 @@ class Process:
 
 def census() -> dict[int, Process]:
     """All processes of this machine."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            own, ended = ((int(fields[at]) + int(fields[at + 1])) * TICK_S for at in (11, 13))
-            pid = int(entry.parent.name)
-            found[pid] = Process(pid, int(fields[1]), int(fields[2]), own, own + ended)
-    return found
+    found = (_process(int(entry.name)) for entry in Path("/proc").glob("[0-9]*"))
+    return {process.pid: process for process in found if process}
+
+
+def _process(pid: int) -> Process | None:
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        own, ended = ((int(fields[at]) + int(fields[at + 1])) * TICK_S for at in (11, 13))
+        return Process(pid, int(fields[1]), int(fields[2]), own, own + ended)
+    return None
 
 
 def descendants(pid: int, known: Mapping[int, Process] | None = None) -> list[Process]:
@@ -69,6 +71,26 @@ def descendants(pid: int, known: Mapping[int, Process] | None = None) -> list[Pr
         found += children
         parents = {process.pid for process in children}
     return found
+
+
+class Offspring:
+    """What a process has started, with what that has; each look reads only processes that are new."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._seen = pid, set[int]()
+        self._own = {pid}
+
+    def escaped(self) -> list[int]:
+        """Those that have left its group and go on when that is stopped."""
+        now = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        for pid in sorted(now - self._seen):
+            process = _process(pid)
+            if process and process.parent in self._own:
+                self._own.add(pid)
+        self._seen = now
+        self._own &= now | {self._pid}
+        found = map(_process, self._own - {self._pid})
+        return [process.pid for process in found if process and process.group != self._pid]
 
 
 def idle_share(pid: int, seconds: float) -> float:

@@ -20,6 +20,8 @@ LOOP_S = 0.4
 BATCH_S = 0.004
 STUCK_S = 2.0
 """A counter that does not move for this long while the device works is unusable."""
+UNJOINED = "unjoined work"
+"""In what CUDA says of a recording at whose end a forked stream still has work: it was joined too early, or never."""
 WARMUPS = 3
 """Calls before the recording, as PyTorch's notes on CUDA graphs ask, so that lazy initialisation is not recorded."""
 

@@ -19,12 +19,25 @@ RETRIES = 3
 A contender for which all of them failed has one attempt a round, until one succeeds."""
 
 
+@dataclass
+class Lead:
+    """How long the spin before a contender's calls has to be."""
+
+    us: float = 100.0
+    least_us: float = math.inf
+    """The host's fastest turn so far."""
+    waits: bool = False
+    """No spin was long enough: its call waits for the GPU, spin included, as every `.item()` does."""
+
+
 @dataclass(frozen=True)
 class TimedCall:
     """A contender's name, and how to take a sample of it: in a round, by a host that needs about so many us."""
 
     name: str
     take: Callable[[int, float], Sample]
+    lead: Lead = field(default_factory=Lead)
+    """It goes on from one set of rounds to the next."""
 
 
 def on_clock(name: str, clock: Clock, prepare: Callable[[int], Callable[[], Any]]) -> TimedCall:
@@ -76,6 +89,11 @@ class Rounds:
     stopped_by: str
     """precision | budget | rounds"""
 
+    def as_many(self, rule: Rule) -> Rule:
+        """The rule for as many rounds again, without a warm-up."""
+        most = max(len(timing.samples) for timing in self.timings.values())
+        return dataclasses.replace(rule, warmup_rounds=0, min_rounds=most, max_rounds=most, budget_s=0.0)
+
     def ratio(self, name: str, baseline: str) -> Interval | None:
         """Per-round ratio of a contender to a baseline: median and 95% interval; None without samples."""
         mine, base = self.timings[name], self.timings[baseline]
@@ -116,7 +134,6 @@ def run_rounds(
     now = now or time.perf_counter
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
-    leads = {name: _Lead() for name in timings}
 
     def play(number: int, keep: bool, inspected: bool) -> None:
         for contender in shuffle.sample(contenders, len(contenders)):
@@ -128,7 +145,7 @@ def run_rounds(
             if inspected:
                 before_inspection(number)
             try:
-                sample = _take(contender, number, leads[contender.name])
+                sample = _take(contender, number)
                 if inspected and inspect:
                     inspect(contender.name, number, sample.result)
             except Exception as error:  # a contender may raise anything; the others go on
@@ -158,18 +175,8 @@ def run_rounds(
     return Rounds(timings, stopped_by)
 
 
-@dataclass
-class _Lead:
-    """How long the GPU is held while a contender's host queues its call."""
-
-    us: float = 100.0
-    least_us: float = math.inf
-    """The host's fastest turn so far."""
-    waits: bool = False
-    """No spin was long enough: its call waits for the GPU, spin included, as every `.item()` does."""
-
-
-def _take(contender: TimedCall, number: int, lead: _Lead) -> Sample:
+def _take(contender: TimedCall, number: int) -> Sample:
+    lead = contender.lead
     for _ in range(1 if lead.waits else RETRIES):
         sample = contender.take(number, lead.us)
         lead.least_us = min(lead.least_us, sample.queue_us)

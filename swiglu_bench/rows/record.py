@@ -42,7 +42,7 @@ FAULTS = {
     "recipe": "codes or scales are not those of the recipe that its row names",
     "graph replay": "a CUDA graph of it computes something else when its inputs change",
     "timed loop": "correct before, wrong while it was timed",
-    "wall clock": "calls back to back take longer, by the clock of another process, than its samples say",
+    "wall clock": "calls in a row take longer, by the clock of another process, than its samples say",
     "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""

@@ -224,14 +224,15 @@ class _TimedCase(CaseRun):
         load = LoadWatch()
         with self.court.held():
             timed = [contender_of(each, judge, led=case.mode) for each in (*(e.contender for e in entries), *twins)]
-            rounds = self._play([*timed, *bare.values()], judge, baseline, watch)
+            everyone = [*timed, *bare.values()]
+            rounds = self._play(everyone, judge, baseline, watch)
             wrong = judge.judge_last()
             for name, entry in by_name.items():
                 self._close(entry, rounds.timings[name].failure or wrong.get(name))
-            self._check_turns(entries, twins, rounds)
+            self._check_turns(entries, twins, rounds, lambda before: self._play(everyone, judge, "", watch, before))
             aliases = [twin.name for twin in twins if not rounds.timings[twin.name].failure]
             noise = noise_interval([rounds.ratio(name, baseline) for name in aliases]) if baseline else None
-            self._check_batches(entries, rounds, names, noise)
+            self._check_batches(entries, [twin for twin in twins if twin.name in aliases], rounds, names, noise)
             burnt = self.court.burners()
         watch.look_round()
         found = load.load()
@@ -298,8 +299,15 @@ class _TimedCase(CaseRun):
                 add(gradients, "grouped products", partial(judge.sample_grouped, gradients))
         return found
 
-    def _play(self, timed: Sequence[TimedCall], judge: RoundJudge, baseline: str, watch: GpuWatch) -> Rounds:
+    def _play(
+        self, timed: Sequence[TimedCall], judge: RoundJudge, baseline: str, watch: GpuWatch,
+        before: Rounds | None = None,
+    ) -> Rounds:  # fmt: skip
+        """The rounds; with those `before`, as many again, which no contender can tell from more of the same."""
         rule = self.court.settings.rule
+        if before:
+            rule = before.as_many(rule)
+            timed = [each for each in timed if not before.timings[each.name].failure]
 
         def on_round(number: int) -> dict[str, Exception]:
             if number >= 0:
@@ -307,35 +315,38 @@ class _TimedCase(CaseRun):
                 self._tell_timing(f"timing, round {number + 1}", 0.9 * min(1.0, number / rule.min_rounds))
             return judge.judge()
 
-        return run_rounds(timed, rule, baseline=baseline or None, seed=self.case.seed, on_round=on_round)
+        seed = self.case.seed + bool(before)
+        return run_rounds(timed, rule, baseline=baseline or None, seed=seed, on_round=on_round)
 
-    def _check_turns(self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds) -> None:
-        """Hold what their turns took against those of the baseline's processes."""
+    def _check_turns(
+        self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds, again: Callable[[Rounds], Rounds]
+    ) -> None:
+        """Hold what their turns took against those of the baseline's processes; `again` plays as many rounds."""
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
         base = sound.get(self.baseline) if twins else None
         if base:
             equals = [base.contender, *(twin for twin in twins if not rounds.timings[twin.name].failure)]
             others = [entry.contender for entry in sound.values() if entry is not base]
-            turns = Turns(self.court, self.case.mode, equals, others)
+            turns = Turns(self.court.settings.device.type, equals, others, again)
             for name, failure in turns.disagreements(rounds).items():
                 self._close(sound[name], failure)
 
     def _check_batches(
-        self, entries: Sequence[Entry], rounds: Rounds, names: Callable[[str], Sequence[str]], noise: Interval | None
-    ) -> None:
+        self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds,
+        names: Callable[[str], Sequence[str]], noise: Interval | None,
+    ) -> None:  # fmt: skip
         self._tell_timing("timing batches", 0.88)
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
-        batches = Batches(self.court, self.case, {name: entry.contender for name, entry in sound.items()}, names)
-        samples = {name: rounds.timings[name].samples for name in sound}
-        # The host's time counts where it is more than the GPU's.
-        claimed_ms = {
-            n: percentile([max(each.ms, each.host_us / 1e3) for each in own], 50) for n, own in samples.items()
-        }
-        ahead_ms = {n: percentile([each.host_us / 1e3 - each.ms for each in own], 50) for n, own in samples.items()}
-        on_gpu = self.court.settings.device.type == "cuda"
-        host_bound = [name for name, ms in ahead_ms.items() if on_gpu and ms > 0]
+        contenders = {name: entry.contender for name, entry in sound.items()}
+        equals = {twin.name: twin for twin in twins} if self.baseline in sound else {}
+        batches = Batches(self.court, self.case, contenders | equals, names, equals)
+        samples = {name: rounds.timings[name].samples for name in (*sound, *equals)}
+        gpu_ms = {name: percentile([each.ms for each in own], 50) for name, own in samples.items()}
+        host_ms = {name: percentile([each.host_us / 1e3 for each in own], 50) for name, own in samples.items()}
         apart = max(noise.high, 1 / noise.low if noise.low else math.inf) if noise else 1.0
-        for name, failure in batches.disagreements(claimed_ms, self.baseline, host_bound, apart).items():
+        on_gpu = self.court.settings.device.type == "cuda"
+        found = batches.disagreements(gpu_ms, self.baseline, host_ms if on_gpu else None, apart)
+        for name, failure in found.items():
             self._close(sound[name], failure)
 
     def _close(self, entry: Entry, failure: BaseException | None) -> None:

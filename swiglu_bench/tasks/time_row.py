@@ -20,11 +20,12 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import Gpu, NoAnswer
 from swiglu_bench.measure import profilers
-from swiglu_bench.measure.resources import joules_per_call
+from swiglu_bench.measure.resources import UNJOINED, joules_per_call
 from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.record import GpuState, Record, Status
-from swiglu_bench.tasks.case import Entry
+from swiglu_bench.tasks.case import Entry, blame
+from swiglu_bench.worker.admission import NOT_JOINED
 from swiglu_bench.worker.batches import WrongResult
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.one_call import program
@@ -178,7 +179,8 @@ def measure_beside(court: Court, case: Case, entries: Sequence[Entry], gpu: Gpu 
         if court.settings.energy and gpu and case.mode is not Mode.BACKWARD:
             tell("energy", 0.96)
             for entry in random.Random(case.seed).sample(list(entries), len(entries)):
-                _energy(entry, gpu)
+                if entry.record.status is Status.OK:
+                    _energy(entry, gpu)
 
 
 def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudge, rule: Rule) -> None:
@@ -193,7 +195,10 @@ def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudg
             record.graph_reason = entry.contender.tell("record", case.mode)
         except Exception as error:  # its process may have ended over it
             record.graph_reason = f"It cannot be recorded: {one_line(error)}."
-        if not record.graph_reason:
+        if record.graph_reason == UNJOINED:
+            entry.contender.end()  # it is of no use after that
+            blame(record, *NOT_JOINED)
+        elif not record.graph_reason:
             contenders.append(contender_of(entry.contender, judge, "replay"))
     if not contenders:
         return

@@ -16,11 +16,15 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, Values, new_seed
 from swiglu_bench.check.results import Fault, Sizes
+from swiglu_bench.measure.resources import UNJOINED
 from swiglu_bench.rows.record import Record, TensorCheck
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
 
+NOT_JOINED = (
+    "complete on return", f"it leaves work on a stream that it forks and does not join: as a CUDA graph, {UNJOINED}"
+)  # fmt: skip
 VALUES = ("relative error", "largest element", "bias")
 OUT_OF_MEMORY = ("OutOfMemory", "out of memory", "DefaultCPUAllocator")
 
@@ -85,7 +89,8 @@ class Admitting:
             checks += self.replayed(contender)
         if all(check.ok for check in checks):
             checks += self._use_once(contender)
-        checks += self.conduct(contender)  # before weights are changed, and put back
+        if not contender.child.ended:
+            checks += self.conduct(contender)  # before weights are changed, and put back
         if self._thorough and all(check.ok for check in checks):
             checks += (*self._use_here(contender), *self.conduct(contender))
         return Admission(checks, gradients, first_ms)
@@ -144,8 +149,17 @@ class Admitting:
         return first_ms, tuple(worst.values())
 
     def replayed(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """On a GPU: what is wrong with a CUDA graph of the forward on other inputs, where it can be recorded."""
-        if self._court.settings.device.type != "cuda" or contender.tell("record", Mode.FORWARD):
+        """On a GPU: what is wrong with a CUDA graph of the forward on other inputs, where it can be recorded.
+
+        A stream that it forks and does not join shows in the recording; its process is of no use after that.
+        """
+        if self._court.settings.device.type != "cuda":
+            return ()
+        reason = contender.tell("record", Mode.FORWARD)
+        if reason == UNJOINED:
+            contender.end()
+            return (failure(*NOT_JOINED),)
+        if reason:
             return ()
         failed = []
         for draw in self._drawn.draws:

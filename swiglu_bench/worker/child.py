@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.machine.system import descendants
+from swiglu_bench.machine.system import Offspring, descendants
 from swiglu_bench.worker import forkserver, worker
 from swiglu_bench.worker.worker import Malformed, Report
 
@@ -26,6 +29,8 @@ POLL_S = 0.2
 END_TIMEOUT_S = 60.0
 NOTED_S = 0.2
 """Questions whose answers take so long are each in the debug log, with their time."""
+CREDENTIALS = struct.Struct("3i")
+"""Of the sender of a message, as Linux tells them: its process, user and group."""
 TAIL_LINES, TAIL_CHARACTERS = 3, 300
 CAN_SUSPEND = sys.platform == "linux"
 """Elsewhere a child that stands still would outlive a parent that is killed."""
@@ -71,14 +76,16 @@ class Child:
             raise Died(f"its log {log} cannot be written: {error.strerror}") from None
         self._owed = 0
         self._took: dict[str, list[float]] = {}
-        self._suspended = False
+        self._suspended, self._stopped = False, list[int]()
         self._pipe, theirs = forkserver.CONTEXT.Pipe()
+        self._senders = Senders(self._pipe)
         setting = worker.Setting.of_this_process(log, environment or {})
         try:
             self._process = forkserver.fork(worker.serve, theirs, role, setting)
         except (OSError, EOFError) as error:
             raise Died(f"its process could not be started ({error})") from None
         theirs.close()
+        self._offspring = Offspring(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -126,15 +133,18 @@ class Child:
         return self._answer(limit_s, method)
 
     def suspend(self) -> None:
-        """Let the process and all of its group stand still until it is asked again."""
+        """Let the process, all of its group and what has left it stand still until it is asked again."""
         if CAN_SUSPEND and not self.ended and not self._suspended and not self._owed:
             self._suspended = self._signal(signal.SIGSTOP)
+            self._stopped = self._offspring.escaped()
+            _signal_each(self._stopped, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on."""
         if self._suspended:
             self._suspended = False
             self._signal(signal.SIGCONT)
+            _signal_each(self._stopped, signal.SIGCONT)
 
     def end(self) -> None:
         """Kill the process with all that it started, and wait until its memory is free; twice is harmless."""
@@ -142,9 +152,8 @@ class Child:
             return
         took = sorted(self._took.items(), key=lambda took: -sum(took[1]))
         log.debug("%s in all: %s", self.log.stem, ", ".join(f"{m} {len(s)} x {sum(s):.2f} s" for m, s in took))
-        for other in descendants(self._process.pid) if CAN_SUSPEND else ():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(other.pid, signal.SIGKILL)
+        others = [other.pid for other in descendants(self._process.pid)] if CAN_SUSPEND else []
+        _signal_each(others, signal.SIGKILL)
         self._signal(signal.SIGKILL)
         self._process.kill()
         self._pipe.close()
@@ -209,6 +218,9 @@ class Child:
             kind = value = None
         finally:
             watch.cancel()
+        if not self._trusted and self._senders.others(self._process.pid):
+            self.end()
+            raise Malformed("another process answered in the place of its own")
         match kind:
             case "answer":
                 return value
@@ -229,12 +241,44 @@ class Child:
         return Died(f"{how}; {last_words(self.log, self._begin_of_log)}")
 
 
+def _signal_each(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+class Senders:
+    """Whose messages come through a pipe, by the kernel's word (Linux; elsewhere nothing is known)."""
+
+    def __init__(self, pipe: Any) -> None:
+        """Have the kernel say for every part of a message who sent it; `pipe` is read as before."""
+        self._pids: set[int] = set()
+        if CAN_SUSPEND:
+            with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            pipe._recv = functools.partial(pipe._recv, read=self._read)
+
+    def _read(self, handle: int, size: int) -> bytes:
+        with socket.socket(fileno=os.dup(handle)) as end:
+            data, notes, _, _ = end.recvmsg(size, socket.CMSG_SPACE(CREDENTIALS.size))
+        for level, kind, note in notes:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                self._pids.add(CREDENTIALS.unpack(note)[0])
+        return data
+
+    def others(self, pid: int) -> set[int]:
+        """The processes, but this one, that sent something since the last question."""
+        found, self._pids = self._pids - {pid, 0}, set()
+        return found
+
+
 class Contender:
     """One implementation, under a name that is unique in its court, and the process in which it is built and called."""
 
     def __init__(self, name: str, implementation: Implementation, child: Child | InProcess, timeout_s: float) -> None:
         self.name, self.implementation, self.child = name, implementation, child
-        self._timeout_s = timeout_s
+        self._timeout_s, self.answered = timeout_s, 0.0
+        """When its last answer came, before its process and what that has started were suspended."""
 
     def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
         """The report of a method of its Workbench.
@@ -261,7 +305,9 @@ class Contender:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         try:
-            return self.child.ask(self._timeout_s, method, *arguments)
+            answer = self.child.ask(self._timeout_s, method, *arguments)
+            self.answered = time.perf_counter()
+            return answer
         finally:
             self.child.suspend()
 

@@ -19,6 +19,7 @@ from swiglu_bench.cases.cases import PLAIN, Case, Extras
 from swiglu_bench.cases.costs import Product, products_by_kind
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check import usage
+from swiglu_bench.check.chain import Marks
 from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
@@ -78,8 +79,7 @@ class JudgeBench:
             box.close()
         for held in (self._boxes, self._runs, self._expected, self._uses, self._quantised):
             held.clear()
-        for name in ("_judge", "_batch"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_judge", None)
         torch.cuda.empty_cache()
 
     def close_letterboxes(self, contender: str) -> None:
@@ -143,18 +143,14 @@ class JudgeBench:
         wrong = self._comparison([draw])
         return {name: reason for name, results in delivered.items() if (reason := wrong(name, results))}
 
-    def expect_batch(self, draws: Sequence[Draw]) -> tuple[float, float]:
-        """Add up eager's results of calls, for `compare_batch`.
+    def glue_ms(self, draw: Draw, calls: int, names: Sequence[str], recorded: bool) -> float:
+        """The ms a call that a chain of so many calls takes for anything but the calls."""
+        return self._judge.glue_ms(self._judge.problem.case.mode, draw, calls, names, self.clock, recorded)
 
-        Returns the ms a call to lay out inputs and add up results: with a backward, and for a forward alone.
-        """
-        self._batch = self._comparison(draws)
-        with_backward, forward = (self._judge.handling_ms(draws, backward, self.clock) for backward in (True, False))
-        return with_backward, forward
-
-    def compare_batch(self, contender: str, names: Sequence[str]) -> str:
-        """Hold the sums in a contender's letterbox against eager's: what is wrong, or ""."""
-        return self._batch(contender, names)
+    def compare_chain(self, contender: str, draw: Draw, key: int, marks: Marks, names: Sequence[str]) -> str:
+        """Hold a contender's chain, its marks and the sums in its letterbox, against eager's: what is wrong, or ""."""
+        wrong = self._judge_of(contender).follow(self._judge.problem.case.mode, draw, key, marks, names)
+        return wrong(self._delivered(contender, names))
 
     def _comparison(self, draws: Sequence[Draw]) -> Callable[[str, Sequence[str]], str]:
         """What holds a contender's results against the reference's, which is run once for all that it is for."""

@@ -31,7 +31,15 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.admission import results_of
-from swiglu_bench.worker.batches import SHARE, Unsettled, WrongResult, WrongTime
+from swiglu_bench.worker.batches import (
+    LEAST_SHARE,
+    OWN_LAYOUT,
+    SHARE,
+    Unsettled,
+    WrongResult,
+    WrongTime,
+    allowed_ms,
+)  # fmt: skip
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import SampleReport
@@ -40,9 +48,12 @@ FULL_SHARE = 0.02
 """Of the rounds that are judged in full, besides the last."""
 UNSEEN_MS = {"cuda": 0.2, "cpu": 0.05}
 """What a turn may take longer than one of the baseline, beside that share of a call."""
-LOOKS, LOOK_WARMUPS, LOOK_TURNS = 3, 2, 15
-"""Further looks at one whose turns take longer, and the turns of each: one look that finds nothing acquits it. A fault
-is what all of them show by more than twice the difference between the baseline's own processes."""
+LEAST_MS = {"cuda": 0.1, "cpu": 0.03}
+"""What it may always take: the rest is as for chains."""
+LOOKS, BEYOND = 2, 0.5
+"""Further sets of as many rounds, where turns of a contender take longer: one that finds nothing acquits it. A fault is
+what all of them show by more than twice the difference between the baseline's own processes; and, for samples of other
+rounds than the turns, by so large a share of them."""
 WARMUPS, SAMPLES = 3, 11
 """Of the baseline alone."""
 SLOWER = 1.15
@@ -154,67 +165,100 @@ def led_sample(
     began = time.perf_counter()
     report = contender.ask(SampleReport, "sample", draw, lead_us, latency, True)
     held_us = lead_us if court.settings.device.type == "cuda" else 0.0
-    turn_ms = (time.perf_counter() - began) * 1e3 - held_us / 1e3
+    turn_ms = (contender.answered - began) * 1e3 - held_us / 1e3
     return dataclasses.replace(report.sample(), turn_ms=turn_ms), report
 
 
 class Turns:
     """The turns of a case's contenders."""
 
-    def __init__(self, court: Judging, mode: Mode, equals: Sequence[Contender], others: Sequence[Contender]) -> None:
-        """`equals` are processes of the baseline."""
-        self._court, self._mode = court, mode
-        self._equals, self._others = equals, others
+    def __init__(
+        self, device: str, equals: Sequence[Contender], others: Sequence[Contender],
+        again: Callable[[Rounds], Rounds],
+    ) -> None:  # fmt: skip
+        """`equals` are processes of the baseline. `again` plays as many rounds once more, which look the same."""
+        self._device, self._again = device, again
+        self._equals = [contender.name for contender in equals]
+        self._others = others
 
-    def disagreements(self, rounds: Rounds) -> dict[str, Exception]:
-        """What is wrong, by contender, after further looks; agreement is left out."""
+    def disagreements(self, rounds: Rounds) -> dict[str, BaseException]:
+        """What is wrong, by contender, after further rounds; agreement is left out.
+
+        One that tells the truth from some moment on is held to what it said before, by how much slower the baseline has
+        become meanwhile; where that alone is too much, it is not settled.
+        """
         samples = {name: timing.samples for name, timing in rounds.timings.items()}
-        failures: dict[str, Exception] = {}
-        for suspect in self._others:
-            excess_ms, apart_ms = self._excess_ms(suspect.name, samples)
-            log.debug("%s: turns exceed what is allowed by %.3f ms", suspect.name, excess_ms)
-            proven, looks = excess_ms > apart_ms, 0
-            try:
-                while excess_ms > 0 and looks < LOOKS:
-                    looks += 1
-                    excess_ms, apart_ms = self._excess_ms(suspect.name, self._look_again(suspect))
-                    proven &= excess_ms > apart_ms
-            except Exception as error:  # a contender may raise anything
-                failures[suspect.name] = error
-                continue
-            if excess_ms > 0:
-                what = f"its turns take {excess_ms:.3f} ms more than its samples and turns of the baseline explain"
-                undecided = f"{what}, which the machine is too busy to prove"
-                failures[suspect.name] = WrongTime(what) if proven else Unsettled(undecided)
+        excess = {contender.name: self._excess(contender, samples, samples) for contender in self._others}
+        suspects = {contender.name: contender for contender in self._others if excess[contender.name].ms > 0}
+        proven = {name: excess[name].proven for name in suspects}
+        failures: dict[str, BaseException] = {}
+        for _ in range(LOOKS):
+            if not suspects:
+                break
+            seen = self._again(rounds)
+            later = {name: timing.samples for name, timing in seen.timings.items()}
+            for name, contender in list(suspects.items()):
+                if seen.timings[name].failure:
+                    failures[name] = seen.timings[name].failure or RuntimeError()
+                    del suspects[name]
+                    continue
+                own, before = self._excess(contender, later, later), self._excess(contender, later, samples)
+                excess[name] = max(own, before, key=lambda found: found.ms)
+                proven[name] &= own.proven or (before.proven and before.ms > BEYOND * before.claimed_ms)
+                log.debug("%s: turns exceed what is allowed by %.3f ms", name, excess[name].ms)
+                if excess[name].ms <= 0:
+                    del suspects[name]
+        for name in suspects:
+            what = f"its turns take {excess[name].ms:.3f} ms more than its samples and turns of the baseline explain"
+            undecided = f"{what}, which the machine is too busy to prove"
+            failures[name] = WrongTime(what) if proven[name] else Unsettled(undecided)
         return failures
 
-    def _excess_ms(self, name: str, samples: Mapping[str, Sequence[Sample]]) -> tuple[float, float]:
-        usual = [_beside_ms(samples[contender.name]) for contender in self._equals if samples[contender.name]]
-        if not usual or not samples[name]:
-            return 0.0, 0.0
-        claimed_ms = percentile([sample.ms for sample in samples[name]], 50)
-        unseen_ms = UNSEEN_MS[self._court.settings.device.type] + SHARE * claimed_ms
-        return _beside_ms(samples[name]) - percentile(usual, 50) - unseen_ms, 2 * (max(usual) - min(usual))
+    def _excess(
+        self, contender: Contender, turns: Mapping[str, Sequence[Sample]], claims: Mapping[str, Sequence[Sample]]
+    ) -> _Excess:
+        """What turns take beyond what is allowed, by samples that may come from other rounds than the turns."""
+        name = contender.name
+        equals = [equal for equal in self._equals if turns[equal] and claims[equal]]
+        if not equals or not turns[name] or not claims[name]:
+            return _Excess(0.0, 0.0, 0.0)
+        slowed = max(1.0, *(_usual_ms(turns[equal]) / _usual_ms(claims[equal]) for equal in equals))
+        usual = [_beside_ms(turns[equal], _usual_ms(turns[equal])) for equal in equals]
+        claimed_ms = _usual_ms(claims[name]) * (1.0 if turns is claims else slowed)
+        most_ms = UNSEEN_MS[self._device] + SHARE * claimed_ms
+        apart_ms = max(usual) - min(usual)
+        spared_ms = allowed_ms(most_ms, LEAST_MS[self._device] + LEAST_SHARE * claimed_ms, apart_ms)
+        if len(equals) < 2:
+            spared_ms = most_ms
+        if contender.implementation and contender.implementation.weight_layout != "separate":
+            spared_ms += OWN_LAYOUT * percentile(usual, 50)
+        beside_ms = _beside_ms(turns[name], claimed_ms)
+        return _Excess(beside_ms - percentile(usual, 50) - spared_ms, 2 * apart_ms, claimed_ms)
 
-    def _look_again(self, suspect: Contender) -> dict[str, list[Sample]]:
-        found: dict[str, list[Sample]] = {contender.name: [] for contender in (suspect, *self._equals)}
-        leads = dict.fromkeys(found, 100.0)
-        for number in range(LOOK_WARMUPS + LOOK_TURNS):
-            for contender in (suspect, *self._equals):
-                sample, _ = led_sample(self._court, contender, self._mode, new_draw(), leads[contender.name])
-                leads[contender.name] = 1.2 * min(sample.queue_us, 1e4)
-                if number >= LOOK_WARMUPS:
-                    found[contender.name].append(sample)
-        return found
+
+@dataclass(frozen=True)
+class _Excess:
+    ms: float
+    apart_ms: float
+    claimed_ms: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is more than the baseline's own processes explain."""
+        return self.ms > self.apart_ms
 
 
-def _beside_ms(samples: Sequence[Sample]) -> float:
+def _usual_ms(samples: Sequence[Sample]) -> float:
+    return percentile([sample.ms for sample in samples], 25)
+
+
+def _beside_ms(samples: Sequence[Sample], claimed_ms: float) -> float:
     """What turns take beside their samples.
 
     Not sample by sample, or a contender that reports the truth at times would hide it; and of the faster ones, for
     other programs only add. A contender that makes half of its samples smaller shows in these, too.
     """
-    return percentile([sample.turn_ms for sample in samples], 25) - percentile([sample.ms for sample in samples], 25)
+    return percentile([sample.turn_ms for sample in samples], 25) - claimed_ms
 
 
 def alone_ms(baseline: Contender) -> list[float]:

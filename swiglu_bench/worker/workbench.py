@@ -21,7 +21,8 @@ from swiglu_bench.cases.cases import PLAIN, Case, Extras, Mode
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
-from swiglu_bench.check.built import Built, Call, Produced, add_up
+from swiglu_bench.check.built import Built, Call, Produced
+from swiglu_bench.check.chain import Chain
 from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.results import (
@@ -35,12 +36,13 @@ from swiglu_bench.check.results import (
     random_state,
 )
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
-from swiglu_bench.measure.resources import Graph, capture
+from swiglu_bench.measure.resources import UNJOINED, Graph, capture
 from swiglu_bench.worker.ahead import choose_nothing, every_candidate
 from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.worker import (
     BuildReport,
     CallReport,
+    ChainReport,
     FaultReport,
     MemoryReport,
     SampleReport,
@@ -49,6 +51,8 @@ from swiglu_bench.worker.worker import (
 
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""
+POOL_STREAMS = 32
+"""Of either priority, in the pools from which torch takes streams."""
 RECOMPILE_LIMIT = 64
 USAGE = "usage"
 """The kind of letterbox that the judge closes as soon as it has read it; it is open here until the next one."""
@@ -69,6 +73,7 @@ class Workbench:
         self._earlier: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         self._begun: Call | None = None
         self._graph: Graph | None = None
+        self._chain: Chain | None = None
         self._layers: list[Built] = []
         self._used: tuple[object, Built] | None = None
         self._state = state or GlobalState()
@@ -82,6 +87,11 @@ class Workbench:
     def clock(self) -> Clock:
         """The device's clock."""
         return make_clock(self._device, self.settings.cold_l2)
+
+    @cached_property
+    def _streams(self) -> list[torch.cuda.Stream]:
+        """Every stream that torch hands out on a GPU."""
+        return [torch.cuda.Stream(self._device, priority) for priority in (0, -1) for _ in range(POOL_STREAMS)]
 
     @cached_property
     def _latency(self) -> LatencyClock:
@@ -127,7 +137,8 @@ class Workbench:
         """Let go of the last case, and of the device's memory."""
         for name in ("_built", "_problem", "_weights"):
             self.__dict__.pop(name, None)
-        self._earlier, self._begun, self._graph, self._layers, self._used = ({}, {}), None, None, [], None
+        self._earlier, self._begun, self._graph, self._layers = ({}, {}), None, None, []
+        self._used, self._chain = None, None
         self._boxes.clear()
         torch.cuda.empty_cache()
 
@@ -151,7 +162,7 @@ class Workbench:
         chance = random_state()
         poison(problem, backward=train)
         if self._on_gpu and _sleep is not None:
-            _sleep(HOLD_CYCLES)
+            self._hold(everywhere=bool(self._earlier[0]))
         handed: dict[str, tuple[Tensor, Tensor]] = {}
         if built.hand_over:
             built.hand_over(handed)
@@ -177,6 +188,17 @@ class Workbench:
         return CallReport(
             delivered=[n for n in delivered if n not in late], faults=faults, conduct=conduct, operands=operands
         )
+
+    def _hold(self, everywhere: bool) -> None:
+        """Keep the GPU from this stream's queue, and `everywhere` from those of torch's pools.
+
+        Work on a stream that is joined too early, or never, then has not ended when its result is read.
+        """
+        assert _sleep is not None
+        _sleep(HOLD_CYCLES)
+        for stream in self._streams if everywhere else ():
+            with torch.cuda.stream(stream):
+                _sleep(HOLD_CYCLES)
 
     def _deliver_operands(self, handed: dict[str, tuple[Tensor, Tensor]], conduct: dict[str, str]) -> list[str]:
         """Hand over codes and scales, and keep none from now on; what has the wrong form goes into `conduct`."""
@@ -232,9 +254,15 @@ class Workbench:
             self._graph = capture(lambda: [call() for call in calls], self._device)
         except Exception as error:  # whatever a contender or CUDA has against being recorded
             self._layers = []
-            self._must_answer(error)
-            return f"It cannot be recorded: {one_line(error)}"
+            return self._not_recorded(error)
         return ""
+
+    def _not_recorded(self, error: Exception) -> str:
+        """Why not, in a word that the parent knows where work was left on a stream that is not joined."""
+        if UNJOINED in str(error):  # the process is of no use after it, and its parent ends it
+            return UNJOINED
+        self._must_answer(error)
+        return f"It cannot be recorded: {one_line(error)}"
 
     def replay(self, draw: Draw, lead_us: float) -> SampleReport:
         """One timed replay on new inputs, which are copied in before it.
@@ -251,19 +279,33 @@ class Workbench:
 
         return self._take(self.clock, graph.replay, load, lambda: graph.result[judged](), lead_us)
 
-    def batch(self, draws: Sequence[Draw], forward_only: bool = False) -> None:
-        """Calls of the case's mode back to back, each on inputs of its own; the sums of their results are handed over.
-
-        `forward_only` stops each before its backward.
-        """
-        built, mode = self._built, self._problem.case.mode
-        places = self._boxes["results"].tensors
-        sums = {"output": places["output"]} if forward_only else places
-        for place in sums.values():
-            place.zero_()
-        call = built.forward_to_train if forward_only else lambda draw: built.call(mode, draw)()
-        add_up(call, draws, sums, self.clock.flush)
+    def lay_chain(self, draw: Draw, calls: int, recorded: bool) -> str:
+        """Make a chain of calls of the case's mode ready; why it cannot be recorded, where it is to be, or ""."""
+        self._put_back()
+        self._chain = None
+        chain = Chain(
+            self._built, self._problem.case.mode, draw, calls, self._boxes["results"].tensors, self.clock.flush
+        )
+        if recorded:
+            try:
+                chain.record(self._device)
+            except Exception as error:  # whatever a contender or CUDA has against being recorded
+                return self._not_recorded(error)
         self.clock.synchronize()
+        self._chain = chain
+        return ""
+
+    def chain(self, key: int | None) -> ChainReport:
+        """Make the calls of the chain that is ready, its first inputs by `key`; the sums of results are handed over.
+
+        Without a key nothing is done, which shows what the question takes.
+        """
+        if key is None:
+            return ChainReport(marks=[])
+        assert self._chain is not None
+        marks = self._chain.run(key)
+        self.clock.synchronize()
+        return ChainReport(marks=marks)
 
     def repeat(self, calls: int) -> None:
         """Make the same call `calls` times back to back, and wait until all are done."""

@@ -201,6 +201,9 @@ Duration = Annotated[float, Field(ge=0, le=LONGEST_US, allow_inf_nan=False)]
 """In microseconds."""
 Time = Annotated[float, Field(gt=0, le=LONGEST_MS, allow_inf_nan=False)]
 """In milliseconds."""
+Bits = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+MOST_CALLS = 256
+"""Of a chain."""
 Bytes = Annotated[int, Field(ge=0, lt=2**50)]
 
 
@@ -256,6 +259,12 @@ class SampleReport(Report):
     def sample(self) -> Sample:
         """Its times, without the call's result."""
         return Sample(self.ms, self.host_us, self.queue_us, self.queue_filled, None)
+
+
+class ChainReport(Report):
+    """A chain of calls: the bits of the mark of each result of each call."""
+
+    marks: Annotated[list[Annotated[list[Bits], Field(max_length=64)]], Field(max_length=MOST_CALLS)]
 
 
 class BuildReport(Report):

@@ -18,7 +18,7 @@ from torch import Tensor
 from swiglu_bench.cases.cases import ACTIVATIONS, DENSE, PLAIN, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import judge as judge_module
-from swiglu_bench.check.built import Produced, add_up
+from swiglu_bench.check.built import Produced
 from swiglu_bench.check.inputs import Desk, Draw, leaf, make_problem, torch_dtype
 from swiglu_bench.check.judge import KEPT, REFERENCE, Judge, compute_truth, in_fp64
 from swiglu_bench.rows.record import TensorCheck
@@ -210,7 +210,10 @@ def compared(dtype: Dtype, calls: int, call: Callable[[Problem, Draw], Produced]
     draws = [Draw(10 * number + 100) for number in range(calls)]
     names = {"output"} if mode is Mode.FORWARD else {"output", *tensors(Scope.GLU)}
     sums = {name: torch.zeros_like(value) for name, value in in_high_precision(problem, ONE).items() if name in names}
-    add_up(lambda draw: call(problem, draw), draws, sums, lambda: None)
+    for draw in draws:
+        produced = call(problem, draw)
+        for name, place in sums.items():
+            place.add_(produced[name])
     return judge.compare(mode, draws)(sums)
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,21 @@ def test_what_this_process_and_its_children_use_is_not_others() -> None:
     assert mine
     assert watch._before
     assert mine.own - watch._before.own > 0.5, "of the second of CPU time that the child has used"
+
+
+@needs_proc
+def test_what_leaves_a_group_is_known_with_what_it_starts() -> None:
+    in_a_session = "import os, subprocess; os.setsid(); print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    offspring = module.Offspring(os.getpid())
+    before = set(offspring.escaped())
+    with subprocess.Popen([sys.executable, "-c", f"{in_a_session}; os.wait()"], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            started = {child.pid, int(child.stdout.readline())}
+            assert set(offspring.escaped()) - before == started
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert not set(offspring.escaped()) & started
 
 
 @needs_proc

@@ -168,6 +168,20 @@ def answer_twice():
     Connection.send_bytes = twice
 
 
+def answer_by_fork():
+    real = Connection.send_bytes
+
+    def by_fork(self, message):
+        child = os.fork()
+        if not child:
+            real(self, message)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    Connection.send_bytes = by_fork
+
+
+forks = bad("forks", once(answer_by_fork), after=CHECKED)
 no_time = bad("no-time", claims(ms=0.0), after=CHECKED)
 long_time = bad("long-time", claims(queue_us=1e300), after=CHECKED)
 no_number = bad("no-number", claims(ms=float("nan")), after=CHECKED)

@@ -22,7 +22,7 @@ from swiglu_bench.rows.record import Status
 from swiglu_bench.tasks.selftest.run import LARGE, RULE_OF_ALARMS, slow
 from swiglu_bench.worker.batches import Unsettled, WrongTime
 from swiglu_bench.worker.policy import Settings, Task
-from swiglu_bench.worker.turns import Turn, Turns, find_culprit, led_sample, slow_the_next
+from swiglu_bench.worker.turns import LOOKS, Turn, Turns, find_culprit, led_sample, slow_the_next
 from swiglu_bench.worker.workbench import Workbench
 from swiglu_bench.worker.worker import SampleReport
 
@@ -36,17 +36,18 @@ class Court:
 
 
 @dataclass
-class Slow:
-    """A contender that says 1 ms and whose turns take longer by `hides_ms`."""
+class Named:
+    """A contender as far as turns are concerned that were taken before."""
 
     name: str
-    hides_ms: float = 0.0
     asked: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     implementation: Any = None
+    answered: float = 0.0
 
     def ask(self, kind: Any, method: str, *arguments: Any) -> Any:
         self.asked.append((method, arguments))
-        time.sleep((1.0 + self.hides_ms) / 1e3)
+        time.sleep(1e-3)
+        self.answered = time.perf_counter()
         return SampleReport(ms=1.0, host_us=1e3, queue_us=1e3, queue_filled=True, delivered=[], faults={})
 
     def tell(self, method: str, *arguments: Any) -> str:
@@ -56,34 +57,54 @@ class Slow:
     def end(self) -> None: ...
 
 
-def rounds_of(**beside_ms: list[float]) -> Rounds:
-    """Samples of 1 ms each, and what their turns took beside them."""
+def rounds_of(ms: float = 1.0, **beside_ms: list[float]) -> Rounds:
+    """Samples of 1 ms each, of "other" another time, and what their turns took beside them."""
     samples = {
-        name: Timing([Sample(1.0, 0.0, 0.0, True, None, turn_ms=1.0 + one) for one in many])
+        name: Timing([Sample(own := ms if name == "other" else 1.0, 0, 0, True, None, own + each) for each in many])
         for name, many in beside_ms.items()
     }
     return Rounds(samples, "rounds")
 
 
-def found(hides_ms: float, rounds: Rounds) -> dict[str, Exception]:
-    turns = Turns(Court(), Mode.FORWARD, [Slow("eager"), Slow("twin")], [Slow("other", hides_ms)])  # type: ignore[arg-type]
-    return turns.disagreements(rounds)
+def found(rounds: Rounds, *again: Rounds) -> dict[str, BaseException]:
+    """What is said of "other" after these rounds; when there are no more, the last come again."""
+    left = [*again, *[again[-1]] * LOOKS]
+    equals: Any = [Named("eager"), Named("twin")]
+    other: Any = Named("other")
+    return Turns("cpu", equals, [other], lambda _: left.pop(0)).disagreements(rounds)
 
 
 def test_what_takes_longer_at_each_look_is_wrong_unless_the_baselines_own_processes_cannot_tell() -> None:
     longer = rounds_of(eager=[0.3] * 20, twin=[0.31] * 20, other=[30.0] * 20)
-    assert isinstance(found(30.0, longer)["other"], WrongTime)
-    assert not found(-0.9, longer), "one look acquits"
+    fair = rounds_of(eager=[0.3] * 20, twin=[0.31] * 20, other=[0.3] * 20)
+    assert isinstance(found(longer, longer)["other"], WrongTime)
+    assert not found(longer, fair), "as many rounds without a fault acquit"
+    assert not found(longer, longer, fair)
     apart = rounds_of(eager=[0.3] * 20, twin=[3.0] * 20, other=[4.0] * 20)
-    assert isinstance(found(30.0, apart)["other"], Unsettled)
+    assert isinstance(found(apart, longer, apart)["other"], Unsettled)
     lies, truths = [Sample(1.0, 0, 0, True, None, 5.3)] * 11, [Sample(5.0, 0, 0, True, None, 5.3)] * 9
     longer.timings["other"] = Timing(lies + truths)
-    assert isinstance(found(30.0, longer)["other"], WrongTime), "some true samples do not hide the others"
+    assert isinstance(found(longer, longer)["other"], WrongTime), "some true samples do not hide the others"
+
+
+def test_who_tells_the_truth_from_some_moment_on_is_held_to_what_it_said_before() -> None:
+    lies = rounds_of(1.0, eager=[0.3] * 20, twin=[0.31] * 20, other=[4.3] * 20)
+    truths = rounds_of(5.0, eager=[0.3] * 20, twin=[0.31] * 20, other=[0.3] * 20)
+    assert isinstance(found(lies, truths)["other"], WrongTime)
+    slower = rounds_of(1.3, eager=[0.3] * 20, twin=[0.31] * 20, other=[0.3] * 20)
+    little = rounds_of(1.0, eager=[0.3] * 20, twin=[0.31] * 20, other=[0.6] * 20)
+    assert isinstance(found(little, slower)["other"], Unsettled), "a machine that got slower proves nothing"
+
+
+@pytest.mark.parametrize(("apart_ms", "caught"), [(0.0, True), (0.01, True), (0.06, False)])
+def test_what_a_turn_may_take_is_what_the_baselines_own_processes_differ_by(apart_ms: float, caught: bool) -> None:
+    hidden = rounds_of(eager=[0.3] * 20, twin=[0.3 + apart_ms] * 20, other=[0.3 + apart_ms / 2 + 0.15] * 20)
+    assert bool(found(hidden, hidden)) is caught, "of a call of 1 ms"
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_inputs_are_told_when_all_that_comes_before_is_done(mode: Mode) -> None:
-    contender, draw = Slow("one"), new_draw()
+    contender, draw = Named("one"), new_draw()
     sample, _ = led_sample(Court(), contender, mode, draw, 100.0)  # type: ignore[arg-type]
     (first, (before,)), (second, (told, *_)) = contender.asked
     assert (first, second, told) == ("lead_in", "sample", draw)

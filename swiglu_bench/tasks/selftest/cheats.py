@@ -4,7 +4,9 @@ threads and streams that are not theirs.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import json
 import os
 import signal
@@ -13,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import numpy
+import platformdirs
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -50,6 +53,10 @@ from swiglu_bench.worker.workbench import Workbench
 from swiglu_bench.worker.worker import SampleReport
 
 SPEEDUP = 10
+ELSEWHERE_S = 0.0008
+"""Less than drawing the upstream gradient takes, and more than the call."""
+LIES = 36
+"""More samples than the rounds of the self-test have, and fewer than with as many again."""
 BURN_S = 120.0
 """How long burners live at most."""
 SLOW_CYCLES = 20_000_000
@@ -146,21 +153,124 @@ def _works_while_laid_out(problem: Problem) -> Step:
     return glu(problem, forward)
 
 
-def _slow_alone(problem: Problem) -> Step:
-    """The forward's time is subtracted from a batch of backwards, and is measured in a batch of its own."""
+def _slow_backward(problem: Problem) -> Step:
+    """No forward's time is subtracted from that of a chain of backwards, so that a slow one hides nothing."""
     _edit_samples()
-
-    def forward(*given: Tensor) -> Tensor:
-        if sys._getframe(3).f_code.co_name == Built.forward_to_train.__name__:
-            time.sleep(0.02)
-        return right_forward(*given)
 
     def backward(*given: Tensor) -> Gradients:
         for _ in range(20):
             found = right_backward(*given)
         return found
 
-    return glu(problem, forward, backward)
+    return glu(problem, backward=backward)
+
+
+def _true_later(real: Any) -> Any:
+    number = itertools.count(1)
+
+    def sample(self: Workbench, *given: Any, **named: Any) -> SampleReport:
+        return (_fast_reports(real) if next(number) <= LIES else real)(self, *given, **named)
+
+    return sample
+
+
+def hiding(share: float) -> Callable[[], None]:
+    """Take so much off each sample before it is reported."""
+
+    def sample(real: Any) -> Any:
+        def report(self: Workbench, *given: Any, **named: Any) -> SampleReport:
+            found = real(self, *given, **named)
+            less = {"ms": found.ms * (1 - share), "host_us": found.host_us * (1 - share)}
+            return found.model_copy(update=less)
+
+        return report
+
+    return _replace(Workbench, "sample", sample)
+
+
+def _works_in_the_pause(_: Problem) -> Step:
+    """What the forward begins, as in another thread, is done when the upstream gradient has been drawn, untimed."""
+    done: dict[int, float] = {}
+
+    def forward(gate: Tensor, up: Tensor) -> Tensor:
+        done[gate.data_ptr()] = time.monotonic() + ELSEWHERE_S
+        return silu(gate) * up
+
+    def backward(dz: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        time.sleep(max(0.0, done.pop(gate.data_ptr(), 0.0) - time.monotonic()))
+        return gate_gradients(dz, gate, up)
+
+    return Step(lambda *pair: Differentiable.apply(forward, backward, *pair))
+
+
+def _lazy_gradients(problem: Problem) -> Step:
+    """Gradients of weights are computed when they are collected, which comes after the clock."""
+    real, waiting, number = Built._found, dict[str, list[Callable[[], Tensor]]](), itertools.count(1)
+
+    def found(self: Built, leaves: list[Tensor]) -> dict[str, Tensor]:
+        collected = real(self, leaves)
+        for name in [name for name in waiting if name in collected]:
+            collected[name].copy_(sum((compute() for compute in waiting.pop(name)), torch.zeros_like(collected[name])))
+        return collected
+
+    Built._found = found  # type: ignore[method-assign]
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Gradients:
+        if next(number) <= CHECKED_CALLS:
+            return right_backward(dz, x, w_gate, w_up)
+        flat, d_hidden = x.flatten(0, -2), dz.flatten(0, -2)
+        d_gate, d_up = gate_gradients(d_hidden, flat @ w_gate.T, flat @ w_up.T)
+        waiting.setdefault("w_gate", []).append(lambda: d_gate.T @ flat)
+        waiting.setdefault("w_up", []).append(lambda: d_up.T @ flat)
+        return (d_gate @ w_gate + d_up @ w_up).view_as(x), torch.empty_like(w_gate), torch.empty_like(w_up)
+
+    return glu(problem, backward=backward)
+
+
+def _forked_answer(real: Any) -> Any:
+    """A process that leaves the group makes the answer, while its parent has long answered and stands still."""
+
+    def sample(self: Workbench, draw: Draw, *given: Any, **named: Any) -> SampleReport:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        if os.fork():
+            times = {"ms": 0.02, "host_us": 20.0, "queue_us": 20.0}
+            return SampleReport(**times, queue_filled=True, delivered=["output"], faults={})
+        os.setsid()
+        torch.set_num_threads(1)  # a fork has none of the pool's threads
+        with torch.no_grad():
+            (x,) = self._built.desk.activations(draw)
+            self._boxes["results"].tensors["output"].copy_(right_forward(x, *self._problem.weights.values()))
+        os._exit(0)
+
+    del real
+    return sample
+
+
+def _fork_answers(real: Any) -> Any:
+    def send_bytes(self: Connection, message: bytes) -> None:
+        child = os.fork()
+        if not child:
+            real(self, message)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    return send_bytes
+
+
+def _first_event_again(problem: Problem) -> Step:
+    """The sample begins when half of the work is done."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        gate = silu(x @ w_gate.T)
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code is not clocks.CudaClock.sample.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            frame.f_locals["start"].record()
+        return gate * (x @ w_up.T)
+
+    return glu(problem, forward)
 
 
 def _knows_upstream(problem: Problem) -> Step:
@@ -264,6 +374,21 @@ def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
     return forward
 
 
+def _joined_too_early(problem: Problem) -> Forward:
+    stream = torch.cuda.Stream(problem.device)
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        done = stream.record_event()
+        with torch.cuda.stream(stream):
+            out.copy_(right_forward(x, w_gate, w_up))
+        torch.cuda.current_stream().wait_event(done)
+        return out
+
+    return forward
+
+
 def _skips_in_graphs(problem: Problem) -> Step:
     last: list[Tensor] = []
 
@@ -308,6 +433,13 @@ def _unchanged(value: Tensor) -> Tensor:
     return value
 
 
+HIDDEN = (5, 10, 20, 40)
+HIDING = {
+    percent: Specimen(f"hides-{percent}", f"takes {percent}% off its samples", WALL, change=hiding(percent / 100),
+                      mode=Mode.FORWARD, source=__name__)
+    for percent in HIDDEN
+}  # fmt: skip
+"""For the question how much can be hidden; `docs/hiding.py` asks it."""
 SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "one-thread": ("sets torch to one thread more", _one_thread_more),
     "profile-hook": ("sets a profile hook", lambda: sys.setprofile(lambda *given: None)),
@@ -345,8 +477,18 @@ SPECIMENS = table(
     _forward("edits-cached-limits", "rewrites the limits of the machine that the command keeps", ("own caches",),
              change=lambda: _spoil(platformdirs.user_cache_path("swiglu-bench", appauthor=False), "limits-*.json"),
              spares=lambda: platformdirs.user_cache_path("swiglu-bench", appauthor=False) / "limits-decoy.json"),
-    Specimen("slow-alone", "edits its samples, and is slow where its forward is timed by itself", WALL, _slow_alone,
-             mode=Mode.BACKWARD),
+    Specimen("slow-backward", "edits the samples of a slow backward", WALL, _slow_backward, mode=Mode.BACKWARD),
+    _forward("true-later", "makes its samples smaller until the usual rounds are over", WALL,
+             change=_replace(Workbench, "sample", _true_later)),
+    _forward("hides-a-fifth", "takes a fifth off its samples", WALL, change=hiding(0.2), tokens=2000),
+    Specimen("works-in-the-pause", "has work done elsewhere while the upstream gradient is drawn", WALL,
+             _works_in_the_pause, tokens=600, scope=Scope.ACTIVATION),
+    Specimen("lazy-gradients", "computes dW when its gradients are collected", WALL, _lazy_gradients,
+             tokens=600),
+    _forward("forked-answer", "a process that it forks makes the answer after the turn", ("timed loop", *WALL),
+             change=_replace(Workbench, "sample", _forked_answer)),
+    _forward("fork-answers", "a process that it forks sends its answers", ("error",),
+             change=_replace(Connection, "send_bytes", _fork_answers)),
     Specimen("knows-upstream", "computes gradients in the forward, for the upstream gradient that its caller will draw",
              ("timed loop",), _knows_upstream, mode=Mode.BACKWARD),
     _forward("known-seed", "looks up the answers to the inputs of the case's seed", TRUTH, _known_seed),
@@ -364,6 +506,10 @@ SPECIMENS = table(
     _on_gpu("side-stream-later", "after some calls it works on a stream that is never joined",
             ("timed loop", *WALL, "complete on return"),
             lambda problem: glu(problem, right_at_first(_not_joined(problem)))),
+    _on_gpu("joined-too-early", "joins a stream that it forks by an event from before the work",
+            ("complete on return", "relative error", *WALL), lambda problem: glu(problem, _joined_too_early(problem))),
+    _on_gpu("first-event-again", "records the sample's first event again after half of the work", WALL,
+            _first_event_again, tokens=64),
     _on_gpu("patched-elapsed-time", "makes the GPU's events run slowly", CLOCK,
             change=_replace(torch.cuda.Event, "elapsed_time", lambda real: lambda self, end: real(self, end) / 100),
             mode=Mode.STEP),

@@ -46,7 +46,7 @@ from swiglu_bench.tasks.case import court_of
 from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of
 from swiglu_bench.tasks.contract.matrix import cannot_run, ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
-from swiglu_bench.tasks.selftest.specimen import Specimen, slow
+from swiglu_bench.tasks.selftest.specimen import HONEST, Specimen, slow
 from swiglu_bench.tasks.sweep import task_of
 from swiglu_bench.tasks.untimed import Asked, audit_here
 from swiglu_bench.worker.admission import Admitting, Drawn
@@ -248,7 +248,7 @@ def run_alarms(
             shape = LARGE[device.type]
             tell(f"a large {mode}", 0)
             large = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
-            yield from timed_trials(court, large, [pytorch.eager])
+            yield from timed_trials(court, large, [pytorch.eager, *(HONEST if device.type == "cuda" else ())])
         for number in range(count):
             case, extras = draw_case(source, device.type)
             tell(f"case {number + 1} of {count}: {case.label}", number)

@@ -161,7 +161,12 @@ def table(source: str, *specimens: Specimen) -> dict[str, Specimen]:
     return {specimen.name: replace(specimen, source=source) for specimen in specimens}
 
 
+# Right ones that look like a cheat
+
 SLOW_TIMES = 4
+TRIED_CALLS = 4
+RIGHT = partial(implementation, scopes=[Scope.GLU])
+"""Of a GPU's streams, graphs and memory: declares a right implementation that uses them."""
 
 
 @implementation(
@@ -172,3 +177,105 @@ def slow(problem: Problem) -> Step:
     """A correct implementation that looks like a cheat: its turns take much longer than eager's."""
     step = pytorch.eager.build(problem)
     return replace(step, forward=lambda *given: [step.forward(*given) for _ in range(SLOW_TIMES)][-1])
+
+
+def _on_plain_tensors(problem: Problem, forward: Forward) -> Step:
+    """`forward` of inference; with gradients, or while a graph is recorded, the correct one."""
+    weights = tuple(problem.weights.values())
+
+    def call(x: Tensor) -> Tensor:
+        plain = torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing()
+        return (right_forward if plain else forward)(x, *weights)
+
+    return Step(call)
+
+
+@RIGHT("joins-its-stream", description="computes up on a stream that it forks and joins")
+def joins_its_stream(problem: Problem) -> Step:
+    """A stream of its own, used as PyTorch's notes on CUDA semantics ask."""
+    stream, (w_gate, w_up) = torch.cuda.Stream(problem.device), problem.weights.values()
+
+    def forward(x: Tensor) -> Tensor:
+        here = torch.cuda.current_stream()
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            up = x @ w_up.T
+        gate = torch.nn.functional.silu(x @ w_gate.T)
+        here.wait_stream(stream)
+        up.record_stream(here)
+        return gate * up
+
+    return Step(forward)
+
+
+@RIGHT("waits-for-the-gpu", description="returns when the GPU has done its work")
+def waits_for_the_gpu(problem: Problem) -> Step:
+    """A call that synchronises, as a routing that is read on the host does."""
+
+    def forward(x: Tensor, *weights: Tensor) -> Tensor:
+        output = right_forward(x, *weights)
+        torch.cuda.current_stream().synchronize()
+        return output
+
+    return _on_plain_tensors(problem, forward)
+
+
+@RIGHT("replays-its-graph", description="replays a CUDA graph of its own in inference")
+def replays_its_graph(problem: Problem) -> Step:
+    """A graph for each size that is asked for."""
+    graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    def forward(x: Tensor, *weights: Tensor) -> Tensor:
+        if x.shape not in graphs:
+            given = x.contiguous().clone()
+            right_forward(given, *weights)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = right_forward(given, *weights)
+            graphs[x.shape] = graph, given, output
+        graph, given, output = graphs[x.shape]
+        given.copy_(x)
+        graph.replay()
+        return output.clone()
+
+    return _on_plain_tensors(problem, forward)
+
+
+@RIGHT("has-a-pool", description="takes memory from a pool of its own in inference")
+def has_a_pool(problem: Problem) -> Step:
+    """A torch.cuda.MemPool."""
+    pool = torch.cuda.MemPool()
+
+    def forward(*given: Tensor) -> Tensor:
+        with torch.cuda.use_mem_pool(pool):
+            return right_forward(*given)
+
+    return _on_plain_tensors(problem, forward)
+
+
+@RIGHT("tunes-itself", description="times two ways in its first calls and takes the faster")
+def tunes_itself(problem: Problem) -> Step:
+    """As autotuners do, on the tensors of the first calls."""
+    linear, number = torch.nn.functional.linear, itertools.count()
+    ways: list[Forward] = [
+        right_forward, lambda x, gate, up: torch.nn.functional.silu(linear(x, gate)).mul_(linear(x, up))
+    ]  # fmt: skip
+    took = [0.0, 0.0]
+
+    def forward(*given: Tensor) -> Tensor:
+        call = next(number)
+        if call >= TRIED_CALLS:
+            return ways[took.index(min(took))](*given)
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        output = ways[call % 2](*given)
+        last.record()
+        last.synchronize()
+        took[call % 2] += first.elapsed_time(last)
+        return output
+
+    return _on_plain_tensors(problem, forward)
+
+
+HONEST = (joins_its_stream, waits_for_the_gpu, replays_its_graph, has_a_pool, tunes_itself)
