@@ -333,6 +333,6 @@ SPECIMENS = table(
             ("slows others", *WALL), _gpu_burner, tokens=100_000),
     _beyond_int32("int32-wraps", "beyond 2^31 elements, offsets start again at 0",
                   build=_right_below_int32(lambda beyond, flat: beyond.copy_(flat[: beyond.numel()]))),
-    _beyond_int32("zeros-above-2^31", "leaves zeros beyond 2^31 elements",
+    _beyond_int32("zeros-above-2e31", "leaves zeros beyond 2^31 elements",
                   build=_right_below_int32(lambda beyond, flat: beyond.zero_())),
 )  # fmt: skip

@@ -36,6 +36,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_check_has_a_specimen_and_every_specimen_a_known_check() -> None:
     assert len(selftest.SPECIMENS) >= 80
+    assert [specimen.implementation.name for specimen in selftest.SPECIMENS.values()] == list(selftest.SPECIMENS)
     assert {check for specimen in selftest.SPECIMENS.values() for check in specimen.caught_by} == set(
         selftest.CHECKS
     ) | {"error"}
