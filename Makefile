@@ -15,7 +15,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-latest test-gpu test-versions sanitize lint results readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-latest test-gpu test-versions sanitize lint results hiding readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

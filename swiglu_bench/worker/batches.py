@@ -23,7 +23,8 @@ from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import MOST_CALLS, ChainReport
 
-BATCH_MS = 100.0
+BATCH_MS = {"cuda": 100.0, "cpu": 15.0}
+"""Of a chain; on a CPU that others use, a long one is interrupted, which a sample seldom is."""
 FEWEST_CALLS = 4
 WAITING_BYTES = {"cuda": 2**30, "cpu": 2**26}
 """What forwards may hold that wait for the backwards of a chain, by arithmetic; on a CPU, what a cache holds."""
@@ -137,7 +138,7 @@ class Batches:
         others = [name for name in self._contenders if name not in {baseline, *self._equals, *without}]
         for name in sorted(others, key=lambda name: claimed_ms[name], reverse=True):
             slowest_ms = claimed_ms[groups[-1][0]] if groups else float("inf")
-            if slowest_ms < ALIKE * claimed_ms[name] or _calls(slowest_ms) == MOST_CALLS:
+            if slowest_ms < ALIKE * claimed_ms[name] or self._calls(slowest_ms) == MOST_CALLS:
                 groups[-1].append(name)
             else:
                 groups.append([name])
@@ -150,7 +151,8 @@ class Batches:
         failures: dict[str, Exception] = {}
         contenders = [*names, *([baseline] if baseline in self._contenders else [])]
         score, least = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, float("inf"))
-        calls = _calls(max(claimed_ms[name] / (ALIKE if name == baseline and names else 1.0) for name in contenders))
+        longest_ms = max(claimed_ms[name] / (ALIKE if name == baseline and names else 1.0) for name in contenders)
+        calls = self._calls(longest_ms)
         was_busy, most, alike = False, dict[str, float](), list[float]()
 
         def times_claimed(name: str, batches: int = 1) -> float | None:
@@ -208,6 +210,9 @@ class Batches:
     @property
     def _device(self) -> str:
         return self._court.settings.device.type
+
+    def _calls(self, claimed_ms: float) -> int:
+        return max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS[self._device] / max(claimed_ms, 1e-3))))
 
     def _most(self, name: str, claimed_ms: float, calls: int, alike: Sequence[float], host_bound: bool) -> float:
         """How many times what its samples say a call may take."""
@@ -271,7 +276,3 @@ class Batches:
         if marks is not None:
             marks += report.marks
         return (contender.answered - began) * 1e3
-
-
-def _calls(claimed_ms: float) -> int:
-    return max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max(claimed_ms, 1e-3))))

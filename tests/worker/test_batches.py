@@ -118,7 +118,7 @@ def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.Monkey
         return claimed[name]
 
     judge = SimpleNamespace(glue_ms=lambda *_: 0.0)
-    place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cpu")))
+    place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cuda")))
     monkeypatch.setattr(Batches, "_call_ms", call_ms)
     contenders, case = dict.fromkeys(claimed), SimpleNamespace(mode=Mode.FORWARD)
     all_of_them: Any = Batches(place, case, contenders, lambda name: ())  # type: ignore[arg-type]

@@ -210,7 +210,7 @@ def _lazy_gradients(problem: Problem) -> Step:
     def found(self: Built, leaves: list[Tensor]) -> dict[str, Tensor]:
         collected = real(self, leaves)
         for name in [name for name in waiting if name in collected]:
-            collected[name].copy_(sum((compute() for compute in waiting.pop(name)), torch.zeros_like(collected[name])))
+            collected[name].copy_(torch.stack([compute() for compute in waiting.pop(name)]).sum(0))
         return collected
 
     Built._found = found  # type: ignore[method-assign]
