@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SUITE, KERNELS, TESTS = (ROOT / name for name in ("swiglu_bench", "kernels", "tests"))
 
-SOURCE_LINES = 43_850
-TEST_LINES = 21_900
-SUITE_FILES = 118
+SOURCE_LINES = 45_700
+TEST_LINES = 22_550
+SUITE_FILES = 120
 FUNCTION_LINES = 80
 HOST_ARGUMENTS, HOST_FUNCTIONS = 10, 9
 """Functions with so many arguments or more, jit functions aside, and how many of them there may be."""
