@@ -92,8 +92,9 @@ class CaseRun(ABC):
     def _judged(self, able: Sequence[Entry]) -> Iterator[Record]:
         judge, settings, case = self.court.judge, self.court.settings, self.case
         self.admitting = Admitting(
-            self.court, case, self.drawn, thorough=self.task is Task.VERIFY, used=self.court.kept.used
-        )
+            self.court, case, self.drawn, thorough=self.task is Task.VERIFY, used=self.court.kept.used,
+            works_idle=self.works_idle,
+        )  # fmt: skip
         free_bytes = judge.free_bytes()
         reason = policy.too_large(settings, case, free_bytes) or self.too_long(len(able))
         idle = len(able) if self.task is Task.VERIFY else 0
@@ -173,8 +174,6 @@ class CaseRun(ABC):
                 self.admitting.note_use(record, contender)
                 if record.status is Status.OK:
                     self.once_admitted(record, contender)
-            if record.status is Status.OK:
-                self.check_idle(record, contender)
         except DeviceLost:
             raise  # in this process: no contender could be measured after it
         except BadInput as error:  # its file is not what it was when the run began
@@ -189,8 +188,9 @@ class CaseRun(ABC):
     def once_admitted(self, record: Record, contender: Contender) -> None:  # noqa: B027
         """Ask more of a contender that was admitted, while the others stand still."""
 
-    def check_idle(self, record: Record, contender: Contender) -> None:  # noqa: B027
-        """Hold against a contender what it does while it has nothing to do."""
+    def works_idle(self, contender: Contender) -> str:
+        """What a contender does while it has nothing to do and must not, as a clause, or ""."""
+        return ""
 
     def end(self, contender: Contender) -> None:
         """End a process for which there is no room now, and free the memory through which it hands over results."""

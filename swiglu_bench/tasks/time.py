@@ -77,15 +77,14 @@ class _TimedCase(CaseRun):
             at_once = len(entries) if together else max(1, self.seats - len(TWINS) - 1)
             yield from self._time(entries, at_once)
 
-    def check_idle(self, record: Record, contender: Contender) -> None:
+    def works_idle(self, contender: Contender) -> str:
         """Once a run: whether its process rests when it has nothing to do, as it must in a user's own process."""
         rests = self.court.kept.rests
-        if contender.name not in rests:
-            share = self.court.idle_share(contender)
-            if share > MOST_IDLE:
-                blame(record, "slows others", f"its process uses {share:.0%} of a CPU while it has nothing to do")
-            else:
-                rests.add(contender.name)
+        share = 0.0 if contender.name in rests else self.court.idle_share(contender)
+        if share > MOST_IDLE:
+            return f"its process uses {share:.0%} of a CPU while it has nothing to do"
+        rests.add(contender.name)
+        return ""
 
     def _time(self, entries: list[Entry], at_once: int) -> Iterator[Record]:
         """The rounds; where not all processes fit on the device, in groups with the baseline in each."""

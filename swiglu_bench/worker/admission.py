@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swiglu_bench.cases.cases import BIASES, PLAIN, Case, Extras, Mode
@@ -66,11 +66,15 @@ class Admitting:
     def __init__(
         self, court: Judging, case: Case, drawn: Drawn, *, thorough: bool = False, extras: Extras = PLAIN,
         used: dict[tuple[str, ...], tuple[TensorCheck, ...]] | None = None,
+        works_idle: Callable[[Contender], str] = lambda contender: "",
     ) -> None:  # fmt: skip
-        """`thorough` adds what timing has no use for; `used` keeps verdicts on a model's use, None skips it."""
+        """`thorough` adds what timing has no use for; `used` keeps verdicts on a model's use, None skips it.
+
+        `works_idle` says what a contender does that must rest, before it is asked for more.
+        """
         self._court, self._judge, self._case, self._drawn = court, court.judge, case, drawn
         self._thorough, self._extras = thorough, extras
-        self._used = used
+        self._used, self._works_idle = used, works_idle
         self._variant = case.shape.extras if extras == PLAIN else extras
         self._small, self._seeds = usage.small_case(case, court.settings.device.type), usage.Seeds.new()
         self.used_at: dict[str, list[str]] = {}
@@ -88,7 +92,8 @@ class Admitting:
                 checks = (*self._run(contender, gradients, train=False, label="{} (inference)")[1], *checks)
             checks += self.replayed(contender)
         if all(check.ok for check in checks):
-            checks += self._use_once(contender)
+            working = self._works_idle(contender)
+            checks += (failure("slows others", working),) if working else self._use_once(contender)
         if not contender.child.ended:
             checks += self.conduct(contender)  # before weights are changed, and put back
         if self._thorough and all(check.ok for check in checks):
