@@ -57,9 +57,9 @@ class Loaded:
 
     def paths(self) -> list[str]:
         """Files of single modules, folders of packages, and files that were read in the folders of these."""
-        found, names = set[str](), set(sys.modules) - self._before
-        for name in names:
-            top = sys.modules.get(name.partition(".")[0])
+        found = set[str]()
+        for name in {name.partition(".")[0] for name in set(sys.modules) - self._before}:
+            top = sys.modules.get(name)
             of_package = getattr(top, "__path__", None)
             for place in list(of_package or filter(None, [getattr(top, "__file__", None)])):
                 if isinstance(place, str) and os.path.exists(place) and not _installed(place):
@@ -87,6 +87,7 @@ def _installed_in() -> tuple[str, ...]:
     return tuple({os.path.realpath(folder) + os.sep for folder in folders})
 
 
+@functools.cache
 def _installed(place: str) -> bool:
     return (os.path.realpath(place) + os.sep).startswith(_installed_in())
 

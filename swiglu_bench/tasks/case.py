@@ -165,7 +165,8 @@ class CaseRun(ABC):
             with nullcontext() if self.task is Task.VERIFY else self.court.held():
                 admission = self.admitting.admit(contender)
                 known.gradients = admission.gradients
-                if isinstance(contender.child, Child):
+                works = any(check.check == "slows others" for check in admission.checks)
+                if isinstance(contender.child, Child) and not works:
                     paths = contender.ask(LoadedReport, "loaded").paths
                     record.files = sources.digests(paths, implementation.file)
                 record.drawn = " ".join(str(seed) for seed in self.drawn.seeds)

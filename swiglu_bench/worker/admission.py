@@ -92,9 +92,10 @@ class Admitting:
                 checks = (*self._run(contender, gradients, train=False, label="{} (inference)")[1], *checks)
             checks += self.replayed(contender)
         if all(check.ok for check in checks):
-            working = self._works_idle(contender)
-            checks += (failure("slows others", working),) if working else self._use_once(contender)
-        if not contender.child.ended:
+            if working := self._works_idle(contender):  # every answer of such a process takes long
+                return Admission((*checks, failure("slows others", working)), gradients, first_ms)
+            checks += self._use_once(contender)
+        if all(check.reason != NOT_JOINED[1] for check in checks):  # else its process has ended
             checks += self.conduct(contender)  # before weights are changed, and put back
         if self._thorough and all(check.ok for check in checks):
             checks += (*self._use_here(contender), *self.conduct(contender))

@@ -23,7 +23,7 @@ from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import MOST_CALLS, ChainReport
 
-BATCH_MS = {"cuda": 100.0, "cpu": 15.0}
+BATCH_MS = {"cuda": 50.0, "cpu": 15.0}
 """Of a chain; on a CPU that others use, a long one is interrupted, which a sample seldom is."""
 FEWEST_CALLS = 4
 WAITING_BYTES = {"cuda": 2**30, "cpu": 2**26}
