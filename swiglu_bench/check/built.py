@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -87,15 +88,25 @@ def find_views(
         else:
             copies.append(name)
     if copies and to_canonical:
-        numbers, first = {}, 0
-        for name, value in given.items():
-            numbers[name] = torch.arange(first, first := first + value.numel()).view(value.shape)
+        order = list(found)
+        del found, value
+        first, narrow = 0, sum(value.numel() for value in given.values()) < 2**31
+        numbers = {
+            name: torch.empty_like(value, dtype=torch.int32 if narrow else torch.int64) for name, value in given.items()
+        }
+        used = {view.parameter for view in views.values() if math.prod(view.size) == given[view.parameter].numel()}
+        free = [name for name in numbers if name not in used]
+        for name in free:
+            size = numbers[name].numel()
+            torch.arange(first, first := first + size, out=numbers[name].view(-1))
         found = to_canonical(dict(numbers))
         for name in copies:
-            views[name] = _rows(name, found.get(name), numbers, parameters)
-    return {name: views[name] for name in found}
+            views[name] = _rows(name, found.get(name), {home: numbers[home] for home in free}, parameters)
+        return {name: views[name] for name in order}
+    return views
 
 
+_NUMBERS = (torch.int32, torch.int64)
 _DECLARE = (
     "return the parameters' rows in the weight's order (chunk, unbind, slices, reshape, index_select, mT), no more"
 )
@@ -110,7 +121,7 @@ def _not_a_layout(name: str, value: object) -> TypeError:
 
 def _rows(name: str, found: Any, numbers: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> View:
     """The layout of a weight, from what to_canonical made of numbered elements."""
-    if type(found) is not Tensor or found.dtype is not torch.int64 or not found.dim() or not found.numel():
+    if type(found) is not Tensor or found.dtype not in _NUMBERS or not found.dim() or not found.numel():
         raise _not_a_layout(name, found)
     for home, number in numbers.items():
         if not number.numel() or found.min() < number.min() or found.max() > number.max():
@@ -126,15 +137,14 @@ def _rows(name: str, found: Any, numbers: Mapping[str, Tensor], parameters: Mapp
 
 def _order(wanted: Tensor, part: Tensor, number: Tensor) -> tuple[Tensor, ...]:
     """Indices with which `part`, a numbered parameter or its transpose, is `wanted`; empty where there are none."""
-    start = number.flatten()[0]
-    if part.dim() == 1:
-        rows: tuple[Tensor, ...] = (wanted - start,)
-    elif wanted.shape[-1] != part.shape[-1]:
+    firsts = wanted if part.dim() == 1 else wanted[..., 0]
+    if part.dim() > 1 and wanted.shape[-1] != part.shape[-1]:
         return ()
-    else:
-        *outer, row, column = torch.unravel_index(wanted[..., 0] - start, number.shape)
-        rows = (*outer, row if part is number else column)
-    same = torch.equal(part[rows], wanted) and wanted.unique().numel() == wanted.numel()
+    indices = torch.unravel_index((firsts - number.view(-1)[0]).long(), number.shape)
+    rows = indices if part.dim() == 1 else (*indices[:-2], indices[-2 if part is number else -1])
+    same = firsts.unique().numel() == firsts.numel() and all(  # without another copy of the whole
+        torch.equal(part[tuple(index[k] for index in rows)], wanted[k]) for k in range(len(wanted))
+    )
     return rows if same else ()
 
 
