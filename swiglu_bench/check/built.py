@@ -28,29 +28,38 @@ _backward, _no_grad = torch.autograd.backward, torch.no_grad
 
 @dataclass(frozen=True)
 class View:
-    """Where one weight lies in a parameter: a strided part of it or, with `rows`, rows of that part in an own order."""
+    """Where one weight lies in a parameter: a strided part of it or, with `order`, its rows or columns in that order."""
 
     parameter: str
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    rows: tuple[Tensor, ...] = ()
-    """Indices into all but the last dimension of the part (all of them where it has one), in the weight's order."""
+    order: Tensor | None = None
+    """The numbers of the parameter's rows (of all matrices of a stack, counted through), as the weight has them, shaped
+    as all but the last dimension of the weight; with `columns`, of columns, the same in all matrices [columns]."""
+    columns: bool = False
     flipped: bool = False
-    """Whether the rows, once in order, are the weight's columns."""
+    """Whether the weight is the transpose of what is in order then."""
 
     def read(self, value: Tensor) -> Tensor:
-        """The weight out of a contiguous tensor that has the parameter's shape: a view, with `rows` a copy."""
-        part = self._part(value)
-        found = part[self.rows] if self.rows else part
+        """The weight out of a contiguous tensor that has the parameter's shape: a view, with `order` a copy."""
+        found = self._part(value)
+        if self.order is not None and self.columns:
+            found = found.index_select(-1, self.order)
+        elif self.order is not None:
+            rows = found.flatten(0, -2).index_select(0, self.order.flatten())
+            found = rows.view(*self.order.shape, -1)
         return found.mT if self.flipped else found
 
     def write(self, value: Tensor, weight: Tensor) -> None:
         """Put a weight into a contiguous tensor that has the parameter's shape."""
-        if self.rows:
-            self._part(value)[self.rows] = weight.mT if self.flipped else weight
+        part, weight = self._part(value), weight.mT if self.flipped else weight
+        if self.order is None:
+            part.copy_(weight)
+        elif self.columns:
+            part.index_copy_(-1, self.order, weight)
         else:
-            self._part(value).copy_(weight)
+            part.flatten(0, -2).index_copy_(0, self.order.flatten(), weight.flatten(0, -2))
 
     def _part(self, value: Tensor) -> Tensor:
         return value.as_strided(self.size, self.stride, value.storage_offset() + self.offset)
@@ -126,26 +135,31 @@ def _rows(name: str, found: Any, numbers: Mapping[str, Tensor], parameters: Mapp
     for home, number in numbers.items():
         if not number.numel() or found.min() < number.min() or found.max() > number.max():
             continue
-        for part in (number, number.mT) if number.dim() > 1 else (number,):
-            for flipped in (False, True) if found.dim() > 1 else (False,):
-                rows = _order(found.mT if flipped else found, part, number)
-                if rows:
-                    on = tuple(index.to(parameters[home].device) for index in rows)
-                    return View(home, tuple(part.shape), part.stride(), 0, on, flipped)
+        for flipped in (False, True) if found.dim() > 1 else (False,):
+            for columns in (False, True) if number.dim() > 1 else (True,):
+                order = _order(found.mT if flipped else found, number, columns)
+                if order is not None:
+                    order = order.to(parameters[home].device)
+                    return View(home, tuple(number.shape), number.stride(), 0, order, columns, flipped)
     raise _not_a_layout(name, found)
 
 
-def _order(wanted: Tensor, part: Tensor, number: Tensor) -> tuple[Tensor, ...]:
-    """Indices with which `part`, a numbered parameter or its transpose, is `wanted`; empty where there are none."""
-    firsts = wanted if part.dim() == 1 else wanted[..., 0]
-    if part.dim() > 1 and wanted.shape[-1] != part.shape[-1]:
-        return ()
-    indices = torch.unravel_index((firsts - number.view(-1)[0]).long(), number.shape)
-    rows = indices if part.dim() == 1 else (*indices[:-2], indices[-2 if part is number else -1])
-    same = firsts.unique().numel() == firsts.numel() and all(  # without another copy of the whole
-        torch.equal(part[tuple(index[k] for index in rows)], wanted[k]) for k in range(len(wanted))
+def _order(wanted: Tensor, number: Tensor, columns: bool) -> Tensor | None:
+    """The numbers of rows or columns that make `wanted` of a numbered parameter; None where it is something else."""
+    wanted, number = torch.atleast_2d(wanted), torch.atleast_2d(number)
+    alike = slice(None, -1) if columns else slice(-1, None)
+    if wanted.shape[alike] != number.shape[alike]:
+        return None
+    if columns:
+        order = (wanted[(0,) * (wanted.dim() - 1)] - number.flatten()[0]).long() % number.shape[-1]
+    else:
+        order = (wanted[..., 0] - number.flatten()[0]).long() // number.shape[-1]
+    rows = number.flatten(0, -2)
+    same = order.unique().numel() == order.numel() and all(  # part by part, without another copy of the whole
+        torch.equal(number[k].index_select(-1, order) if columns else rows[order[k]], wanted[k])
+        for k in range(len(wanted))
     )
-    return rows if same else ()
+    return order if same else None
 
 
 def take_apart(views: Views, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:

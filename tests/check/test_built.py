@@ -148,15 +148,20 @@ def shuffled(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"w_gate": gate, "w_up": up.contiguous(), "w_down": given["w_down"].T.flip(1)}
 
 
+def by_columns(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    gate, up = given["w_gate_up"].flip(1).mT.chunk(2)
+    return {"w_gate": gate, "w_up": up.clone(), "w_down": given["w_down"].flip(1), "bias": given["bias"].flip(0)}
+
+
 def parameters() -> dict[str, Tensor]:
-    return {"w_gate_up": torch.randn(6, 4), "w_down": torch.randn(4, 3)}
+    return {"w_gate_up": torch.randn(6, 4), "w_down": torch.randn(4, 3), "bias": torch.randn(5)}
 
 
-@pytest.mark.parametrize("apart", [packed, interleaved, transposed, shuffled])
+@pytest.mark.parametrize("apart", [packed, interleaved, transposed, shuffled, by_columns])
 def test_gradients_are_taken_apart_as_to_canonical_would_without_calling_it_again(apart: Apart) -> None:
     views, gradients = find_views(parameters(), apart), parameters()
     expected = apart(gradients)
-    odd = {name: torch.randn(9, *value.T.shape)[4].copy_(value.T).T for name, value in gradients.items()}
+    odd = {name: torch.randn(9, *value.t().shape)[4].copy_(value.t()).t() for name, value in gradients.items()}
     for given in (gradients, odd):  # in other strides or amid other memory
         found = take_apart(views, given)
         assert found.keys() == expected.keys()
