@@ -99,7 +99,7 @@ def _lazy(problem: Problem) -> Step:
 
 
 def _works_in_to_canonical(problem: Problem) -> Step:
-    """`to_canonical` is called after the clock has stopped."""
+    """Arithmetic in `to_canonical`, which is read at the build and never runs on gradients."""
     return Step(
         glu(problem).forward, dict(problem.weights),
         lambda gradients: {name: value * 1.0 for name, value in gradients.items()},
