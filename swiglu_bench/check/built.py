@@ -28,7 +28,7 @@ _backward, _no_grad = torch.autograd.backward, torch.no_grad
 
 @dataclass(frozen=True)
 class View:
-    """Where one weight lies in a parameter: a strided part or, with `order`, rows or columns in an order of their own."""
+    """Where one weight lies in a parameter: a strided part or, with `order`, rows or columns in their own order."""
 
     parameter: str
     size: tuple[int, ...]
