@@ -217,12 +217,8 @@ class Built:
         """Forward and backward; the output and every promised gradient. Forward alone where there are none."""
         if self.gradients:
             return self.call(Mode.BACKWARD, draw)()
-        return self.forward_to_train(draw)
-
-    def forward_to_train(self, draw: Draw) -> Produced:
-        """The forward of a call that a backward could follow."""
         leaves = self.desk.activations(draw)
-        return {"output": _detached(self.forward(*(leaf(value, bool(self.gradients)) for value in leaves)))}
+        return {"output": _detached(self.forward(*(leaf(value, False) for value in leaves)))}
 
     def call(self, mode: Mode, draw: Draw, upstream_first: bool = False) -> Call:
         """A call of a mode on the inputs of a draw, which are laid out when the call is prepared."""

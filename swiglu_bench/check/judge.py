@@ -96,6 +96,9 @@ class Truth:
         return {name: expected.truth for name, expected in self.expected.items()}
 
 
+_Allowances = tuple[Mapping[str, tolerance.Budget], Mapping[str, tolerance.TensorError]]
+
+
 class Judge:
     """Judges the results of calls on one problem."""
 
@@ -187,10 +190,11 @@ class Judge:
         sums = self._places(names)
         chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None)
         own = chain.run(key, told, reaches)
-        wrong = self._holding(sums, mode, len(told))
+        budgets, eager = allowances = self._allowances(mode)
+        wrong = self._holding(sums, allowances, len(told))
         right, found = (torch.tensor(marks, dtype=torch.int32).view(torch.float32) for marks in (own, told))
-        errors = torch.tensor([self._relative(name, mode) for name in names]).repeat_interleave(GROUPS)
-        allowed = MARK_SLACK * errors * torch.stack(reaches).cpu()
+        errors = [SLACK * (budgets[name].relative + eager[name].relative) for name in names]
+        allowed = MARK_SLACK * torch.tensor(errors).repeat_interleave(GROUPS) * torch.stack(reaches).cpu()
         off = (found - right).abs() > allowed + MARK_ROUNDING * right.abs()
         off |= ~torch.isfinite(found) & torch.isfinite(right)
         if off.any():
@@ -199,11 +203,6 @@ class Judge:
             reason = f"{name}: call {call + 1} did not return what the inputs of the next followed from"
             return lambda _: reason
         return wrong
-
-    def _relative(self, name: str, mode: Mode) -> float:
-        truth = next(truth for (_, backward), truth in self._truths.items() if backward or mode is Mode.FORWARD)
-        budget = tolerance.budget_of(truth.expected[name], truth.eager[name], self._arithmetic_of(name))
-        return SLACK * (budget.relative + truth.eager[name].relative)
 
     def compare(self, mode: Mode, draws: Sequence[Draw]) -> Callable[[Mapping[str, Tensor]], str]:
         """Run the reference on draws; what is returned holds the sum of a contender's results against the reference's.
@@ -215,16 +214,22 @@ class Judge:
         for draw in draws[1:]:
             for name, value in self._reference.call(mode, draw)().items():
                 expected[name] += value
-        return self._holding(expected, mode, len(draws))
+        return self._holding(expected, self._allowances(mode), len(draws))
 
-    def _holding(self, expected: Produced, mode: Mode, calls: int) -> Callable[[Mapping[str, Tensor]], str]:
-        rounding = 0.0 if calls == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * calls**0.5
+    def _allowances(self, mode: Mode) -> _Allowances:
+        """Budgets and eager's errors by result; not the truth itself, which is large, and may be forgotten earlier."""
         truth = next(truth for (_, backward), truth in self._truths.items() if backward or mode is Mode.FORWARD)
-        errors = truth.eager  # not the truth itself, which is large, and may be forgotten before what is returned
         budgets = {
-            name: tolerance.budget_of(exact, errors[name], self._arithmetic_of(name))
+            name: tolerance.budget_of(exact, truth.eager[name], self._arithmetic_of(name))
             for name, exact in truth.expected.items()
         }
+        return budgets, truth.eager
+
+    def _holding(
+        self, expected: Produced, allowances: _Allowances, calls: int
+    ) -> Callable[[Mapping[str, Tensor]], str]:  # fmt: skip
+        rounding = 0.0 if calls == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * calls**0.5
+        budgets, errors = allowances
 
         def wrong(found: Mapping[str, Tensor]) -> str:
             for name, value in found.items():

@@ -87,10 +87,10 @@ class Seeds:
     routing: int = 0
 
     @classmethod
-    def new(cls, weights: int | None = None) -> Seeds:
-        """From seeds that nothing knows; `weights` are those of a case that was drawn before."""
+    def new(cls) -> Seeds:
+        """From seeds that nothing knows."""
         inputs = new_seed(), new_seed(), new_seed()
-        return cls(new_seed() if weights is None else weights, new_seed(), new_seed(), inputs, new_seed())
+        return cls(new_seed(), new_seed(), new_seed(), inputs, new_seed())
 
 
 @dataclass(frozen=True)
@@ -473,8 +473,6 @@ OF_UNEVEN_UPSTREAM = {"uneven_upstream: d input 0", "uneven_upstream: d input 1"
 BY_TOKEN = IN_TAIL | OF_UNEVEN_UPSTREAM
 """Results whose tokens are of very different sizes: each is judged by itself, or all at one size, unless they share a
 scale."""
-BUILD = "build"
-"""What is said to have raised where the layers could not be built."""
 
 
 def wanted(implementation: Implementation, case: Case) -> list[str]:
