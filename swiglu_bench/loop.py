@@ -40,7 +40,6 @@ POLL_S = 0.2
 OPERATIONS_PER_BYTE = 200
 """From here on a case is bound by products: 989 TFLOP/s over 4800 GB/s of an H200. Only the order depends on it."""
 ATTEMPTS = 2
-RESTS_ON_TIME = frozenset({Status.OK, Status.UNSETTLED})
 REPEATS = 0.5
 REPEATED = "Its case was repeated at the end of the run: the machine had been too busy to settle all of its rows."
 UNSETTLED = 3
@@ -139,7 +138,7 @@ class SecondChance:
     def take(self, number: int, records: Iterable[Record]) -> Iterator[Record]:
         """Those rows that need not wait; from the first one that rests on time, a case's rows wait until its end."""
         for record in records:
-            if number in self._first or number in self._now or record.status in RESTS_ON_TIME:
+            if number in self._first or number in self._now or _rests_on_time(record):
                 self._now.setdefault(number, []).append(record)
             else:
                 yield record
@@ -148,11 +147,11 @@ class SecondChance:
         """The rows of a case that has ended; without those that rest on time where it is to be tried again."""
         rows, first = self._now.pop(number, []), self._first.pop(number, None)
         if first is None and _unsettled(rows):
-            self._first[number] = [row for row in rows if row.status in RESTS_ON_TIME]
-            rows = [row for row in rows if row.status not in RESTS_ON_TIME]
+            self._first[number] = [row for row in rows if _rests_on_time(row)]
+            rows = [row for row in rows if not _rests_on_time(row)]
         elif first is not None:
             worse = _unsettled(rows) > _unsettled(first)
-            accused = {row.implementation: row for row in rows if row.status not in RESTS_ON_TIME or not worse}
+            accused = {row.implementation: row for row in rows if not _rests_on_time(row) or not worse}
             rows = [accused.get(row.implementation, row) for row in first]
             for row in rows:
                 row.remark(REPEATED)
@@ -179,6 +178,11 @@ class SecondChance:
         for number in [*self._first, *self._now]:
             yield from self._first.pop(number, None) or self._now.pop(number, [])
             self._now.pop(number, None)
+
+
+def _rests_on_time(row: Record) -> bool:
+    """Whether a busy machine may have spoiled it: one that is only checked has no time, and is passed on at once."""
+    return row.time_ms is not None or row.status is Status.UNSETTLED
 
 
 def _unsettled(rows: Iterable[Record]) -> int:
