@@ -41,11 +41,13 @@ class Chain:
 
     def __init__(
         self, built: Built, mode: Mode, draw: Draw, calls: int, sums: Mapping[str, Tensor],
-        flush: Callable[[], None], call: Callable[[], Produced] | None = None,
+        flush: Callable[[], None], call: Callable[[], Produced] | None = None, told: Marks | None = None,
     ) -> None:  # fmt: skip
         """`sums` has a place for each result that counts; with `call`, that is made instead of the implementation's.
 
-        Of backwards, all forwards are made here, each on inputs of its own, and only the backwards are in the chain.
+        With `told`, other marks, inputs follow from those, and `reaches` has what relative errors of one, independent
+        of one another, would change each mark by. Of backwards, all forwards are made here, each on inputs of its own,
+        and only the backwards are in the chain.
         """
         self._calls, self._sums, self._flush, desk = calls, sums, flush, built.desk
         with torch.no_grad():
@@ -62,6 +64,8 @@ class Chain:
         self._groups = {name: _groups(value) for name, value in sums.items()}
         self._factors = 2 * torch.arange(GROUPS * len(sums), device=device) + 1
         self._marks = torch.zeros(calls, GROUPS * len(sums), device=device)
+        self._told = None if told is None else torch.tensor(told, dtype=torch.int32, device=device)
+        self.reaches = torch.zeros_like(self._marks)
         self._graph: Callable[[], None] | None = None
         if mode is Mode.BACKWARD:
             self._inputs = [name for name in self._given if name == "upstream"]
@@ -80,21 +84,16 @@ class Chain:
     def record(self, device: torch.device) -> None:
         """Record one call as a CUDA graph, which is then replayed; raises what the call raises, or CUDA."""
         self._start(0)
-        self._graph = capture(lambda: self._step(None), device).replay
+        self._graph = capture(self._step, device).replay
 
-    def run(self, key: int, told: Sequence[Sequence[int]] | None = None, reaches: list[Tensor] | None = None) -> Marks:
-        """Make the calls and wait for them; the first inputs follow from `key`. The marks of all results.
-
-        With `told`, other marks, inputs follow from those. `reaches` gets what relative errors of one, independent of
-        one another, would change each mark by.
-        """
+    def run(self, key: int) -> Marks:
+        """Make the calls and wait for them; the first inputs follow from `key`. The marks of all results."""
         self._start(key)
-        for number in range(self._calls):
+        for _ in range(self._calls):
             if self._graph:
                 self._graph()
             else:
-                waiting = self._waiting.pop(0) if self._waiting else None
-                self._step(None if told is None else told[number], reaches, waiting)
+                self._step(self._waiting.pop(0) if self._waiting else None)
         marks: Marks = self._marks.view(torch.int32).tolist()
         return marks
 
@@ -111,10 +110,7 @@ class Chain:
             signs = self._signs[self._columns[: base.shape[-1]] + (self._place + number * APART)]
             torch.mul(base, signs, out=self._given[name])
 
-    def _step(
-        self, told: Sequence[int] | None, reaches: list[Tensor] | None = None,
-        call: Callable[[], Produced] | None = None,
-    ) -> None:  # fmt: skip
+    def _step(self, call: Callable[[], Produced] | None = None) -> None:
         self._flush()
         with torch.no_grad():
             self._lay_out(self._inputs)
@@ -124,13 +120,15 @@ class Chain:
         with torch.no_grad():
             for name, place in self._sums.items():
                 place.add_(produced[name])
-            if reaches is not None:
-                fourth = [groups @ _by_column(produced[name].float() ** 4) for name, groups in self._groups.items()]
-                reaches.append(2 * torch.cat(fourth).sqrt())
+            number = self._count.clamp(max=self._calls - 1)
             marks = torch.cat([groups @ _signed_squares(produced[name]) for name, groups in self._groups.items()])
-            self._marks.index_copy_(0, self._count.clamp(max=self._calls - 1), marks[None])
+            self._marks.index_copy_(0, number, marks[None])
+            bits = marks.view(torch.int32)
+            if self._told is not None:
+                fourth = [groups @ _by_column(produced[name].float() ** 4) for name, groups in self._groups.items()]
+                self.reaches.index_copy_(0, number, 2 * torch.cat(fourth).sqrt()[None])
+                bits = self._told.index_select(0, number)[0]
             self._count.add_(1)
-            bits = marks.view(torch.int32) if told is None else torch.tensor(told, device=marks.device)
             self._place.copy_(((bits * self._factors).sum() + self._key).remainder(PLACES))
 
 

@@ -35,6 +35,8 @@ SLACK = 1.5
 """Of the comparison with eager's own result, beside the sum of both errors."""
 MARK_SLACK, MARK_ROUNDING = 4.0, 1e-4
 """Of the comparison of marks of a chain's calls, in units of both errors; and of their own value, for a sum of many."""
+RECORDED_CALLS = 32
+"""Of a chain to follow on a GPU, for fewer of which a recording takes longer than it saves."""
 SUM_SLACK, SPREAD = 4.0, 8.0
 """Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
@@ -172,6 +174,12 @@ class Judge:
         chain.run(draw.seed)
         return (time.perf_counter() - began) * 1e3 / calls
 
+    @property
+    def _records(self) -> bool:
+        """Whether the reference's calls can be recorded as a CUDA graph: those of experts wait for the host."""
+        case = self.problem.case
+        return self.problem.device.type == "cuda" and case.scope is not Scope.EXPERTS and not case.precision
+
     def _places(self, names: Sequence[str]) -> dict[str, Tensor]:
         found = sizes(self.problem.case)
         found["output"] = found["upstream"]
@@ -186,15 +194,16 @@ class Judge:
         """
         if not told or any(len(marks) != GROUPS * len(names) for marks in told):
             return lambda _: "the number of marks is wrong"
-        reaches: list[Tensor] = []
         sums = self._places(names)
-        chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None)
-        own = chain.run(key, told, reaches)
+        chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None, told=told)
+        if self._records and mode is not Mode.BACKWARD and len(told) >= RECORDED_CALLS:
+            chain.record(self.problem.device)
+        own = chain.run(key)
         budgets, eager = allowances = self._allowances(mode)
         wrong = self._holding(sums, allowances, len(told))
         right, found = (torch.tensor(marks, dtype=torch.int32).view(torch.float32) for marks in (own, told))
         errors = [SLACK * (budgets[name].relative + eager[name].relative) for name in names]
-        allowed = MARK_SLACK * torch.tensor(errors).repeat_interleave(GROUPS) * torch.stack(reaches).cpu()
+        allowed = MARK_SLACK * torch.tensor(errors).repeat_interleave(GROUPS) * chain.reaches.cpu()
         off = (found - right).abs() > allowed + MARK_ROUNDING * right.abs()
         off |= ~torch.isfinite(found) & torch.isfinite(right)
         if off.any():

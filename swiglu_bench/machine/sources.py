@@ -64,18 +64,20 @@ class Loaded:
             for place in list(of_package or filter(None, [getattr(top, "__file__", None)])):
                 if isinstance(place, str) and os.path.exists(place) and not _installed(place):
                     found.add(os.path.abspath(place))
-        folders = {Path(place) if os.path.isdir(place) else Path(place).parent for place in found}
-        for file in map(Path, self._opened):
-            around = [folder for folder in folders if _is_in(file, folder)]
-            counted = file.suffix in CODE and any(str(folder) in found for folder in around)
-            if around and not counted and file.suffix != ".pyc" and file.is_file() and not _installed(str(file)):
-                found.add(str(file))
+        folders = {os.path.join(place if os.path.isdir(place) else os.path.dirname(place), "") for place in found}
+        packages = tuple(os.path.join(place, "") for place in found)
+        for file in self._opened:  # thousands, of which few lie there
+            around = any(file.startswith(folder) and not _hidden(file[len(folder) :]) for folder in folders)
+            ending = os.path.splitext(file)[1]
+            counted = ending == ".pyc" or (ending in CODE and file.startswith(packages))
+            if around and not counted and os.path.isfile(file) and not _installed(file):
+                found.add(file)
         return sorted(found)
 
 
-def _is_in(file: Path, folder: Path) -> bool:
-    """Whether a file lies under a folder, and in no hidden one, as a cache is."""
-    return folder in file.parents and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+def _hidden(file: str) -> bool:
+    """Whether a path leads through a hidden folder, as that of a cache is, or to a hidden file."""
+    return file.startswith(".") or f"{os.sep}." in file
 
 
 @functools.cache

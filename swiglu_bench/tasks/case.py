@@ -7,7 +7,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swiglu_bench.cases.cases import Case, Mode
@@ -17,7 +17,7 @@ from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.worker import policy
+from swiglu_bench.worker import caches, policy
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.admission import failure as failed_check
 from swiglu_bench.worker.child import Child, Contender
@@ -140,17 +140,31 @@ class CaseRun(ABC):
         self.court.start(names, self.case)
 
     def rehearse(self, able: Sequence[Implementation], at_once: int) -> None:
-        """Compile, and check a model's use, side by side while nothing is timed; once for each shape."""
-        case, rehearsed = self.case, self.court.kept.rehearsed
-        keys = {known.name: (known.name, case.shape.name, case.scope, case.mode, case.dtype) for known in able}
+        """Compile, and check a model's use, side by side while nothing is timed: once for each shape, until versions or
+        its file change."""
+        case, this, rehearsed = self.case, self.court.machine, self.court.kept.rehearsed
+        shape = replace(case.shape, source="", tokens=())
+        keys = {known.name: (known.name, shape, case.scope, case.mode, case.dtype, case.precision) for known in able}
+        versions = this.device, this.python, this.torch, this.triton, this.liger_kernel, this.version, this.tuned_tiles
+
+        def mark(known: Implementation) -> Path:
+            return caches.mark(known, (keys[known.name], versions, known.file and sources.of_file(Path(known.file))))
+
+        def rehearse(contender: Contender) -> None:
+            self.admitting.rehearse(contender)
+            found = mark(contender.implementation)
+            found.parent.mkdir(parents=True, exist_ok=True)
+            found.touch()
+
         wanted = [
             known for known in able
-            if policy.compiles(self.court.settings, known) and keys[known.name] not in rehearsed
+            if policy.compiles(self.court.settings, known)
+            and keys[known.name] not in rehearsed and not mark(known).exists()
         ]  # fmt: skip
         if len(wanted) < 2 or at_once < 2:  # a single one gains nothing
             return
         self.court.tell(f"compiling {len(wanted)} implementations", 0.0)
-        self.court.aside(wanted, min(len(wanted), at_once), self.admitting.rehearse)
+        self.court.aside(wanted, min(len(wanted), at_once), rehearse)
         rehearsed |= {keys[known.name] for known in wanted}
 
     def admit(self, known: Entry, stays: bool = True) -> bool:

@@ -43,8 +43,9 @@ def root() -> Path:
     return Path(tempfile.gettempdir()) / f"swiglu-bench-{user}"
 
 
-def name_of(implementation: str, address: str) -> str:
+def _name_of(implementation: str, address: str) -> str:
     """What a contender's folder is called: short, for sockets in it may have paths of 107 characters."""
+    address = os.path.abspath(address) if ".py:" in address else address
     digest = hashlib.sha256(f"{implementation}\n{address}".encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', implementation)[:20]}-{digest}"
 
@@ -54,12 +55,22 @@ def of(implementation: Implementation) -> dict[str, str]:
 
     Where the user has named a folder for one of these, except of the user's cache, it is a folder inside that.
     """
-    return of_address(implementation.name, implementation.address or implementation.source)
+    return of_address(implementation.name, _address(implementation))
+
+
+def mark(implementation: Implementation, compiled: object) -> Path:
+    """The file that is there once its processes have compiled something, by its description, which is cached since."""
+    digest = hashlib.sha256(repr(compiled).encode(errors="surrogatepass")).hexdigest()[:16]
+    return root() / _name_of(implementation.name, _address(implementation)) / "compiled" / digest
+
+
+def _address(implementation: Implementation) -> str:
+    return implementation.address or implementation.source
 
 
 def of_address(implementation: str, address: str) -> dict[str, str]:
     """The same by its name and its address, which is that of a file, an entry point's or a module."""
-    name = name_of(implementation, os.path.abspath(address) if ".py:" in address else address)
+    name = _name_of(implementation, address)
     own, found = root() / name, dict[str, str]()
     for variable, folder in VARIABLES.items():
         named = os.environ.get(variable, "") if variable != "XDG_CACHE_HOME" else ""

@@ -66,7 +66,7 @@ class CourtMemory:
 
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = field(default_factory=dict)
     """Verdicts on how a model uses an implementation."""
-    rehearsed: set[tuple[str, ...]] = field(default_factory=set)
+    rehearsed: set[tuple[object, ...]] = field(default_factory=set)
     """Implementations with the shape, scope, mode and dtype for which they were compiled beforehand."""
     rests: set[str] = field(default_factory=set)
     """Contenders whose processes were seen to be idle."""
@@ -160,6 +160,8 @@ class Court:
     def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Start and load the processes of these, with their aliases, side by side; how one fails is told when asked."""
         before = set(self._contenders.values())
+        if self._judge and not before:  # it has nothing to do while the first of them load
+            self._judge.post("warm_up", case)
         for implementation, alias in () if self._in_process else implementations:
             with contextlib.suppress(Died):
                 found = self.contender(implementation, alias)

@@ -56,6 +56,12 @@ class JudgeBench:
         """The device's clock."""
         return make_clock(self._device, self.settings.cold_l2)
 
+    def warm_up(self, case: Case) -> None:
+        """Run a scenario of a model's use at the small size: what torch and CUDA load lazily is loaded then."""
+        small, seeds = usage.small_case(case, self._device.type), usage.Seeds.new()
+        problem = make_problem(small, self._device, seed=seeds.weights)
+        usage.UseJudge(problem, usage.Question(usage.two_calls.__name__, small, PLAIN, seeds, train=True))
+
     def free_bytes(self) -> int:
         """What a case may still take on the device."""
         return machine.free_memory_bytes(self._device)

@@ -3,7 +3,10 @@
 import dataclasses
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +14,14 @@ from courts import run_here
 from from_files import from_file
 from specimens import small_case
 
-from swiglu_bench.cases.cases import Mode
-from swiglu_bench.cases.implementation import Step, implementation
+from swiglu_bench.cases.cases import Case, Mode
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import Status
+from swiglu_bench.tasks.time import _TimedCase
 from swiglu_bench.worker import caches
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.policy import Settings, Task
 
 
@@ -37,7 +42,7 @@ def test_each_has_folders_of_its_own_and_keeps_them() -> None:
         assert Path(found[0][variable]).is_dir()
     other = dataclasses.replace(pytorch.eager, address="somewhere/mine.py:eager")
     assert caches.of(other)["TRITON_CACHE_DIR"] != found[0]["TRITON_CACHE_DIR"], "names are unique in a run only"
-    assert len(caches.name_of("a" * 64, "b")) < 32
+    assert len(caches._name_of("a" * 64, "b")) < 32
 
 
 def test_named_folders_have_one_for_each_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -94,3 +99,30 @@ def test_a_process_is_told_its_folders_and_finds_them_again(tmp_path: Path) -> N
         assert found["inductor"] == own["TORCHINDUCTOR_CACHE_DIR"]
         assert found["temporary"] == own["TMPDIR"]
         assert found["runs"] >= runs
+
+
+def test_what_was_compiled_beforehand_is_not_again_until_a_version_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def aside(court: Court, wanted: Sequence[Implementation], at_once: int, work: Callable[[Any], object]) -> None:
+        asked.extend(known.name for known in wanted)
+        for known in wanted:
+            work(SimpleNamespace(implementation=known))
+
+    monkeypatch.setattr(Court, "aside", aside)
+    both = [dataclasses.replace(pytorch.eager, name=name, backend="inductor") for name in ("a", "b")]
+    this = machine.describe(torch.device("cpu"))
+    settings = Settings(Task.TIME, torch.device("cpu"), "test", "test")
+
+    def rehearsed(version: str, case: Case) -> list[str]:
+        asked.clear()
+        run = _TimedCase(Court(settings, dataclasses.replace(this, version=version)), case)
+        run.admitting = SimpleNamespace(rehearse=lambda contender: None)  # type: ignore[assignment]
+        run.rehearse(both, at_once=4)
+        return list(asked)
+
+    case = small_case(mode=Mode.STEP)
+    assert rehearsed("1", case) == ["a", "b"]
+    assert not rehearsed("1", dataclasses.replace(case, tokens=7))
+    assert rehearsed("2", case) == ["a", "b"]
+    assert rehearsed("1", dataclasses.replace(case, mode=Mode.FORWARD)) == ["a", "b"]

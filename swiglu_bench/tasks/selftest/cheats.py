@@ -483,7 +483,7 @@ SPECIMENS = table(
     _forward("hides-a-fifth", "takes a fifth off its samples", WALL, change=hiding(0.2), tokens=2000),
     Specimen("works-in-the-pause", "has work done elsewhere while the upstream gradient is drawn", WALL,
              _works_in_the_pause, tokens=600, scope=Scope.ACTIVATION),
-    Specimen("lazy-gradients", "computes dW when its gradients are collected", WALL, _lazy_gradients,
+    Specimen("lazy-gradients", "computes dW when its gradients are collected", (*WALL, "use"), _lazy_gradients,
              tokens=600),
     _forward("forked-answer", "a process that it forks makes the answer after the turn", ("timed loop", *WALL),
              change=_replace(Workbench, "sample", _forked_answer)),

@@ -63,7 +63,6 @@ CHECKS = FAULTS | {
     "far experts": "wrong for experts whose weights lie beyond 2^31 elements, as `audit` checks",
     "second GPU": "wrong on a GPU that is not the current one, as `audit` checks",
 }
-LETTERS = dict(zip(CHECKS, "abcdefghijklmnopqrstuvwxyz", strict=False))
 SHAPES = {"cpu": Shape("zoo", 128, 192, "sizes of the self-test", (129,)),
           "cuda": Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip
 EXPERTS = Experts(8, 2)
@@ -381,19 +380,18 @@ def _show_catches(catches: Sequence[Catch], screen: Screen, result: SelftestResu
         }
         for catch in catches
     ]  # fmt: skip
-    columns = ("wrong implementation", *LETTERS.values(), "caught by")
-    table = Grid(columns, (), text=columns, wrap=("caught by",), look={"padding": (0, 0, 0, 1)}).terminal()
+    columns = ("wrong implementation", "caught by")
+    table = Grid(columns, (), text=columns, wrap=("caught by",)).terminal()
     for catch in catches:
         named = [check for check in catch.checks if check in catch.specimen.caught_by]
-        marks = {check: Text("●", "green") if check in named else Text("○", "dim") for check in catch.checks}
+        others = [check for check in catch.checks if check not in named]
         told = Text(", ".join(named), "green") if named else Text("GOT THROUGH", "bold red")
+        told = told.append(f" (also {', '.join(others)})" if others else "", "dim")
         told = told if catch.ran else Text(f"not run here: {catch.reason}", "dim")
-        table.add_row(Text(catch.specimen.name, "bold"), *(marks.get(check, Text("")) for check in CHECKS), told)
-    screen.console.width = max(screen.console.width, 100)
+        table.add_row(Text(catch.specimen.name, "bold"), told)
     screen.console.print(table)
-    screen.say("● the check that must catch it   ○ another check that caught it as well")
-    for check, letter in LETTERS.items():
-        screen.say(f"{letter} {check}: {CHECKS[check]}", style="dim")
+    for check in (check for check in CHECKS if any(check in catch.checks for catch in catches)):
+        screen.say(f"{check}: {CHECKS[check]}", style="dim")
     ran = [catch for catch in catches if catch.ran]
     through = [catch for catch in ran if not catch.caught]
     screen.say(f"{len(ran) - len(through)} of {len(ran)} wrong implementations that ran here were caught.")
