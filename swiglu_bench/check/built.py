@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,19 @@ class View:
     flipped: bool = False
     """Whether the weight is the transpose of what is in order then."""
 
+    @classmethod
+    def whole(cls, parameter: str, size: tuple[int, ...]) -> View:
+        """All of a parameter."""
+        return cls(parameter, size, torch.empty(size, device="meta").stride(), 0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the weight."""
+        found = self.size
+        if self.order is not None and not self.columns:
+            found = (*self.order.shape, self.size[-1])
+        return (*found[:-2], found[-1], found[-2]) if self.flipped else found
+
     def read(self, value: Tensor) -> Tensor:
         """The weight out of a contiguous tensor that has the parameter's shape: a view, with `order` a copy."""
         found = self._part(value)
@@ -67,6 +80,73 @@ class View:
 
 Views = Mapping[str, View]
 """Which part of an implementation's own parameters is which weight."""
+OWN = "own "
+"""Before the name of a parameter of its own, where its gradient is handed over as it lies."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Weights that lie in parameters of an implementation's own, which they fill."""
+
+    sizes: Mapping[str, tuple[int, ...]]
+    """Of the parameters."""
+    views: Views
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor], views: Views) -> Layout | None:
+        """The layout of parameters; None where every weight is one, or where they have room for more."""
+        sizes = {name: tuple(value.shape) for name, value in parameters.items()}
+        plain = all(view == View.whole(name, sizes.get(name, ())) for name, view in views.items())
+        filled = sum(math.prod(view.shape) for view in views.values()) == sum(map(math.prod, sizes.values()))
+        return None if plain or not filled else cls(sizes, views)
+
+    def checked(self, weights: Mapping[str, tuple[int, ...]]) -> Layout:
+        """This layout, which another process has told; raises ValueError where it is none of weights of these sizes."""
+        if self.views.keys() != weights.keys() or {view.parameter for view in self.views.values()} != set(self.sizes):
+            raise ValueError("a layout of other weights")
+        for name, view in self.views.items():
+            reach = view.offset + sum((size - 1) * stride for size, stride in zip(view.size, view.stride, strict=True))
+            if min((*view.size, 1)) < 1 or reach >= math.prod(self.sizes[view.parameter]):
+                raise ValueError(f"a layout that leads out of {view.parameter!r}")
+            if view.order is not None:
+                last = (view.size[-1] if view.columns else math.prod(view.size[:-1])) - 1
+                order = view.order.unique()
+                if order.numel() != view.order.numel() or int(order.max()) > last or int(order.min()) < 0:
+                    raise ValueError(f"a layout with numbers that {view.parameter!r} does not have")
+            if view.shape != weights[name]:
+                raise ValueError(f"a layout of another {name}")
+        return self
+
+    def to(self, device: torch.device) -> Layout:
+        """The same for parameters on a device."""
+        moved = {
+            n: replace(view, order=view.order if view.order is None else view.order.to(device))
+            for n, view in self.views.items()
+        }
+        return replace(self, views=moved)
+
+    def own(self, names: Sequence[str]) -> list[str]:
+        """Names of results, with those of the parameters in the place of their weights."""
+        return list(dict.fromkeys(OWN + self.views[n].parameter if n in self.views else n for n in names))
+
+    def canonical(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Results by such names as results by the names of weights."""
+        mine = {name.removeprefix(OWN): value for name, value in own.items() if name.startswith(OWN)}
+        rest = {name: value for name, value in own.items() if not name.startswith(OWN)}
+        return rest | take_apart(self.views, mine)
+
+    def parts(self, own: str) -> list[str]:
+        """The results that one such result stands for."""
+        return [n for n, view in self.views.items() if OWN + view.parameter == own] or [own]
+
+    def as_they_lie(self, produced: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Results by the names of weights as results of such names."""
+        found = {name: value for name, value in produced.items() if name not in self.views}
+        for name, view in self.views.items():
+            if name in produced:
+                place = found.setdefault(OWN + view.parameter, produced[name].new_zeros(self.sizes[view.parameter]))
+                view.write(place, produced[name])
+        return found
 
 
 def find_views(
@@ -117,7 +197,8 @@ def find_views(
 
 _NUMBERS = (torch.int32, torch.int64)
 _DECLARE = (
-    "return the parameters' rows in the weight's order (chunk, unbind, slices, reshape, index_select, mT), no more"
+    "return the parameters' rows in the weight's order (chunk, unbind, slices, reshape, index_select, mT), no more, or "
+    "declare a weight_layout, such as 'interleaved:8', and return no to_canonical"
 )
 
 
@@ -205,8 +286,18 @@ class Built:
                 to_canonical = taken_apart(layout, problem.case.scope is Scope.EXPERTS)
             self.views = find_views(self.parameters, to_canonical)
             self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = partial(take_apart, self.views)
+            if trains_weights and (lost := sorted(set(self.problem.parameters) - set(self.views))):
+                raise TypeError(
+                    f"the parameters that it returns are {', '.join(map(repr, self.parameters))}, and nothing says "
+                    f"where {' and '.join(lost)} lie in them; name one w_gate_up and declare its weight_layout, or "
+                    "return a to_canonical"
+                )
+            known = set(self.views) <= set(self.gradients)
+            self.layout = Layout.of(self.parameters, self.views) if known else None
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)
-            self._take_apart = step.to_canonical or dict
+            self._take_apart, self.layout = step.to_canonical or dict, None
+        self.as_they_lie = False
+        """Whether gradients of parameters in a layout are handed out by its names, for whoever times reading them."""
         self.desk = Desk(self.problem)
 
     def infer(self, draw: Draw) -> Produced:
@@ -316,6 +407,8 @@ class Built:
         return {name: value.grad for name, value in named if value.grad is not None}
 
     def _canonical(self, found: dict[str, Tensor]) -> Produced:
+        if self.layout and self.as_they_lie:
+            return {name: found.get(name.removeprefix(OWN)) for name in self.layout.own(self.gradients)}
         own = {name: value for name, value in found.items() if name in self.parameters}
         if self._plain or len(own) == len(self.parameters):
             found = found | self._take_apart(own)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Mode
-from swiglu_bench.check.built import Built, Produced
+from swiglu_bench.check.built import Built, Layout, Produced
 from swiglu_bench.check.inputs import Draw
 from swiglu_bench.measure.resources import capture
 
@@ -42,14 +42,16 @@ class Chain:
     def __init__(
         self, built: Built, mode: Mode, draw: Draw, calls: int, sums: Mapping[str, Tensor],
         flush: Callable[[], None], call: Callable[[], Produced] | None = None, told: Marks | None = None,
+        layout: Layout | None = None,
     ) -> None:  # fmt: skip
         """`sums` has a place for each result that counts; with `call`, that is made instead of the implementation's.
 
         With `told`, other marks, inputs follow from those, and `reaches` has what relative errors of one, independent
-        of one another, would change each mark by. Of backwards, all forwards are made here, each on inputs of its own,
-        and only the backwards are in the chain.
+        of one another, would change each mark by; with a `layout`, gradients are marked and added up as they lie in it.
+        Of backwards, all forwards are made here, each on inputs of its own, and only the backwards are in the chain.
         """
         self._calls, self._sums, self._flush, desk = calls, sums, flush, built.desk
+        self._layout = layout
         with torch.no_grad():
             desk.activations(draw)
             desk.upstream(draw)
@@ -118,6 +120,8 @@ class Chain:
         assert call
         produced = call()
         with torch.no_grad():
+            if self._layout:
+                produced = self._layout.as_they_lie(produced)
             for name, place in self._sums.items():
                 place.add_(produced[name])
             number = self._count.clamp(max=self._calls - 1)

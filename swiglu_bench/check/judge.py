@@ -22,7 +22,7 @@ from swiglu_bench.cases.definition import by_expert
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Built, Produced
+from swiglu_bench.check.built import Built, Layout, Produced
 from swiglu_bench.check.chain import GROUPS, Chain, Marks
 from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
@@ -186,30 +186,34 @@ class Judge:
         return {name: torch.zeros(found[name], dtype=self.dtype, device=self.problem.device) for name in names}
 
     def follow(
-        self, mode: Mode, draw: Draw, key: int, told: Marks, names: Sequence[str]
+        self, mode: Mode, draw: Draw, key: int, told: Marks, names: Sequence[str], layout: Layout | None = None
     ) -> Callable[[Mapping[str, Tensor]], str]:
         """Make the reference's calls on the inputs of a chain with these marks, and hold each mark against its own.
 
-        What is returned holds the sums in the same way as that of `compare` does.
+        Marks are those of gradients as they lie in a `layout`. What is returned holds the sums in the same way as that
+        of `compare` does.
         """
-        if not told or any(len(marks) != GROUPS * len(names) for marks in told):
+        parts = [layout.parts(name) for name in layout.own(names)] if layout else [[name] for name in names]
+        if not told or any(len(marks) != GROUPS * len(parts) for marks in told):
             return lambda _: "the number of marks is wrong"
         sums = self._places(names)
-        chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None, told=told)
+        if layout:
+            sums = layout.as_they_lie(sums)
+        chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None, told=told, layout=layout)
         if self._records and mode is not Mode.BACKWARD and len(told) >= RECORDED_CALLS:
             chain.record(self.problem.device)
         own = chain.run(key)
         budgets, eager = allowances = self._allowances(mode)
-        wrong = self._holding(sums, allowances, len(told))
+        wrong = self._holding(layout.canonical(sums) if layout else sums, allowances, len(told))
         right, found = (torch.tensor(marks, dtype=torch.int32).view(torch.float32) for marks in (own, told))
-        errors = [SLACK * (budgets[name].relative + eager[name].relative) for name in names]
+        errors = [max(SLACK * (budgets[n].relative + eager[n].relative) for n in each) for each in parts]
         allowed = MARK_SLACK * torch.tensor(errors).repeat_interleave(GROUPS) * chain.reaches.cpu()
         off = (found - right).abs() > allowed + MARK_ROUNDING * right.abs()
         off |= ~torch.isfinite(found) & torch.isfinite(right)
         if off.any():
             call, result = off.nonzero()[0].tolist()
-            name = names[result // GROUPS]
-            reason = f"{name}: call {call + 1} did not return what the inputs of the next followed from"
+            what = " and ".join(parts[result // GROUPS])
+            reason = f"{what}: call {call + 1} did not return what the inputs of the next followed from"
             return lambda _: reason
         return wrong
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from swiglu_bench.cases.cases import BIASES, PLAIN, Case, Extras, Mode
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
-from swiglu_bench.check.inputs import Draw, Values, new_seed
+from swiglu_bench.check.inputs import Draw, Values, new_seed, sizes
 from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.measure.resources import UNJOINED
 from swiglu_bench.rows.record import Record, TensorCheck
@@ -119,8 +119,10 @@ class Admitting:
         built = contender.ask(BuildReport, "build", self._case, self._drawn.weights, self._extras)
         promised = contender.implementation.gradients(self._case.scope)
         gradients = tuple(name for name in built.gradients if name in promised or name.startswith("bias_"))
-        names = self._case.mode.results(gradients)
-        contender.tell("open_letterbox", "results", *self._judge.letterbox(contender.name, "results", names))
+        names, found = self._case.mode.results(gradients), sizes(self._case)
+        told = built.layout
+        layout = told.layout({n: found[n] for n in told.views if n in found}) if told else None
+        contender.tell("open_letterbox", "results", *self._judge.letterbox(contender.name, "results", names, layout))
         for kind, box in self._operand_letterboxes(contender).items():
             contender.tell("open_letterbox", kind, *box)
         return gradients

@@ -52,9 +52,6 @@ TIMES_APART = 3.0
 """What it may take is what the baseline's own processes differ by in this case, so many times, within these bounds."""
 LEAST_SHARE, LEAST_MS = 0.05, {"cuda": 0.001, "cpu": 0.02}
 """What it may always take: processes of the baseline are alike in more than their times."""
-OWN_LAYOUT = 0.3
-"""What adding up may take longer, of the judge's figure, where gradients lie in a layout of the contender's own."""
-
 
 log = logging.getLogger(__name__)
 
@@ -221,9 +218,6 @@ class Batches:
         least_ms = LEAST_SHARE * claimed_ms + LEAST_MS[device]
         apart_ms = (max(alike) / min(alike) - 1) * claimed_ms if len(alike) > 1 and self._equals else most_ms
         spared_ms = most_ms if host_bound else allowed_ms(most_ms, least_ms, apart_ms)
-        contender = self._contenders[name]
-        if contender and contender.implementation.weight_layout != "separate" and self._case.mode is not Mode.FORWARD:
-            spared_ms += OWN_LAYOUT * glue_ms
         return min(1 + spared_ms / claimed_ms, BEYOND_DOUBT)
 
     def _glue_ms(self, name: str, calls: int, draw: Draw | None = None) -> float:

@@ -261,8 +261,7 @@ class Court:
             forget_compiled()
             gc.collect()
             torch.cuda.empty_cache()
-        for name in [name for name, found in self._contenders.items() if found.implementation.name not in wanted]:
-            self._contenders.pop(name).end()
+        self._end([name for name, found in self._contenders.items() if found.implementation.name not in wanted])
         for found in self._contenders.values():
             with contextlib.suppress(Exception):
                 found.tell("forget")
@@ -279,8 +278,16 @@ class Court:
             self._judge.end()
 
     def _let_go(self) -> None:
-        while self._contenders:
-            self._contenders.popitem()[1].end()
+        self._end(list(self._contenders))
+
+    def _end(self, names: Sequence[str]) -> None:
+        """End processes; all are killed before the first is waited for, since a GPU takes a while to let go of each."""
+        ended = [self._contenders.pop(name) for name in names]
+        for found in ended:
+            if isinstance(found.child, Child) and not found.child.ended:
+                found.child.kill()
+        for found in ended:
+            found.end()
 
 
 CaseTask = Callable[[Court, Any, Sequence[Implementation]], Iterator[Record]]

@@ -19,6 +19,7 @@ from swiglu_bench.cases.cases import PLAIN, Case, Extras
 from swiglu_bench.cases.costs import Product, products_by_kind
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check import usage
+from swiglu_bench.check.built import OWN, Layout
 from swiglu_bench.check.chain import Marks
 from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
@@ -45,6 +46,7 @@ class JudgeBench:
         self.settings, self._machine, self._device = settings, this, settings.device
         torch.zeros((), device=settings.device)
         self._boxes: dict[tuple[str, str], Letterbox] = {}
+        self._layouts: dict[str, Layout | None] = {}
         self._runs: dict[Any, Callable[[], list[Tensor]]] = {}
         """Bare products, by what they were made of."""
         self._expected: dict[str, usage.UseJudge] = {}
@@ -83,7 +85,7 @@ class JudgeBench:
         """Let go of the case, and of the device's memory, which the next contenders may need."""
         for box in self._boxes.values():
             box.close()
-        for held in (self._boxes, self._runs, self._expected, self._uses, self._quantised):
+        for held in (self._boxes, self._layouts, self._runs, self._expected, self._uses, self._quantised):
             held.clear()
         self.__dict__.pop("_judge", None)
         torch.cuda.empty_cache()
@@ -94,10 +96,17 @@ class JudgeBench:
             self._boxes.pop(key).close()
         torch.cuda.empty_cache()
 
-    def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, Sizes]:
-        """A letterbox for results of these names, which are a case's tensors, or `output`."""
+    def letterbox(
+        self, contender: str, kind: str, names: Sequence[str], layout: Layout | None = None
+    ) -> tuple[bytes, Sizes]:  # fmt: skip
+        """A letterbox for results of these names, which are a case's tensors, or `output`; weights as they lie."""
         case = self._judge.problem.case
         found = sizes(case) | {"output": sizes(case)["upstream"]}
+        if kind == "results":
+            self._layouts[contender] = layout and layout.to(self._device)
+        if layout:
+            found |= {OWN + name: size for name, size in layout.sizes.items()}
+            names = layout.own(names)
         return self._open(contender, kind, {name: found[name] for name in names}, torch_dtype(case))
 
     def operand_letterboxes(self, contender: str, *way: bool) -> dict[str, tuple[bytes, Sizes]]:
@@ -128,7 +137,7 @@ class JudgeBench:
         if operands is not None:
             codes, scales = (self._boxes[contender, kind].tensors for kind in ("codes", "scales"))
             handed = {name: (codes[name].clone(), scales[name].clone()) for name in operands}
-        places = self._boxes[contender, "results"].tensors
+        places = self._delivered(contender, [name for name, fault in results.items() if not fault])
         produced = {name: None if fault else places[name].clone() for name, fault in results.items()}
         faults, judge = {name: fault for name, fault in results.items() if fault}, self._judge_of(contender)
         options: dict[str, Any] = {"label": label, "faults": faults, "distribution": distribution}
@@ -155,7 +164,8 @@ class JudgeBench:
 
     def compare_chain(self, contender: str, draw: Draw, key: int, marks: Marks, names: Sequence[str]) -> str:
         """Hold a contender's chain, its marks and the sums in its letterbox, against eager's: what is wrong, or ""."""
-        wrong = self._judge_of(contender).follow(self._judge.problem.case.mode, draw, key, marks, names)
+        layout, mode = self._layouts.get(contender), self._judge.problem.case.mode
+        wrong = self._judge_of(contender).follow(mode, draw, key, marks, names, layout)
         return wrong(self._delivered(contender, names))
 
     def _comparison(self, draws: Sequence[Draw]) -> Callable[[str, Sequence[str]], str]:
@@ -165,7 +175,9 @@ class JudgeBench:
         return lambda contender, names: of_judge(self._judge_of(contender))(self._delivered(contender, names))
 
     def _delivered(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
-        places = self._boxes[contender, "results"].tensors
+        places, layout = self._boxes[contender, "results"].tensors, self._layouts.get(contender)
+        if layout:
+            places = layout.canonical({name: places[name] for name in layout.own(names)})
         return {name: places[name] for name in names}
 
     def changed_weights(self, contender: str) -> list[str]:

@@ -31,15 +31,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.admission import results_of
-from swiglu_bench.worker.batches import (
-    LEAST_SHARE,
-    OWN_LAYOUT,
-    SHARE,
-    Unsettled,
-    WrongResult,
-    WrongTime,
-    allowed_ms,
-)  # fmt: skip
+from swiglu_bench.worker.batches import LEAST_SHARE, SHARE, Unsettled, WrongResult, WrongTime, allowed_ms  # fmt: skip
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import SampleReport
@@ -230,8 +222,6 @@ class Turns:
         spared_ms = allowed_ms(most_ms, LEAST_MS[self._device] + LEAST_SHARE * claimed_ms, apart_ms)
         if len(equals) < 2:
             spared_ms = most_ms
-        if contender.implementation and contender.implementation.weight_layout != "separate":
-            spared_ms += OWN_LAYOUT * percentile(usual, 50)
         beside_ms = _beside_ms(turns[name], claimed_ms)
         return _Excess(beside_ms - percentile(usual, 50) - spared_ms, 2 * apart_ms, claimed_ms)
 

@@ -44,6 +44,7 @@ from swiglu_bench.worker.worker import (
     CallReport,
     ChainReport,
     FaultReport,
+    LayoutReport,
     MemoryReport,
     SampleReport,
     UsageReport,
@@ -122,7 +123,9 @@ class Workbench:
         self._problem, self._weights_seed = make_problem(case, self._device, extras, weights_seed), weights_seed
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
-        return BuildReport(gradients=list(self._built.gradients))
+        self._built.as_they_lie, layout = True, self._built.layout
+        told = LayoutReport.of(layout) if layout else None
+        return BuildReport(gradients=list(self._built.gradients), layout=told)
 
     def rehearse(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> None:
         """Build and call it once, where nothing is timed or judged: what has to be compiled is on disk afterwards."""
@@ -185,9 +188,8 @@ class Workbench:
         operands = self._deliver_operands(handed, conduct) if built.hand_over else None
         if self._on_gpu:  # other processes need the memory that this one's allocator would keep
             torch.cuda.empty_cache()
-        return CallReport(
-            delivered=[n for n in delivered if n not in late], faults=faults, conduct=conduct, operands=operands
-        )
+        delivered, faults = self._by_weight([n for n in delivered if n not in late], faults)
+        return CallReport(delivered=delivered, faults=faults, conduct=conduct, operands=operands)
 
     def _hold(self, everywhere: bool) -> None:
         """Keep the GPU from this stream's queue, and `everywhere` from those of torch's pools.
@@ -416,11 +418,21 @@ class Workbench:
         handed: list[tuple[list[str], dict[str, FaultReport]]] = []
         taken = clock.sample(run, lead_us, prepare, lambda: handed.append(self._deliver("results", results(), [])))
         self.clock.synchronize()  # other streams of the contender's own included
-        ((delivered, faults),) = handed
+        delivered, faults = self._by_weight(*handed.pop())
         return SampleReport(
             ms=max(taken.ms, 0.0), host_us=max(taken.host_us, 0.0), queue_us=taken.queue_us,
             queue_filled=taken.queue_filled, delivered=delivered, faults=faults,
         )  # fmt: skip
+
+    def _by_weight(
+        self, delivered: list[str], faults: dict[str, FaultReport]
+    ) -> tuple[list[str], dict[str, FaultReport]]:
+        """What is told of parameters of its own, told of the weights that lie in them."""
+        parts = self._built.layout.parts if self._built.layout else lambda name: [name]
+        return (
+            [part for name in delivered for part in parts(name)],
+            {part: fault for name, fault in faults.items() for part in parts(name)},
+        )
 
     def _deliver(self, kind: str, produced: Produced, others: list[Tensor]) -> tuple[list[str], dict[str, FaultReport]]:
         delivered: list[str] = []

@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.check.built import Layout, View
 from swiglu_bench.check.results import GlobalState
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
@@ -267,11 +268,64 @@ class ChainReport(Report):
     marks: Annotated[list[Annotated[list[Bits], Field(max_length=64)]], Field(max_length=MOST_CALLS)]
 
 
+Sizes = Annotated[list[Bytes], Field(max_length=8)]
+
+
+class ViewReport(Report):
+    """A `built.View`; `order` has the shape `rows`."""
+
+    parameter: Text
+    size: Sizes
+    stride: Sizes
+    offset: Bytes
+    order: list[Bytes] | None
+    rows: Sizes
+    columns: bool
+    flipped: bool
+
+
+class LayoutReport(Report):
+    """A `built.Layout`."""
+
+    sizes: dict[Text, Sizes]
+    views: dict[Text, ViewReport]
+
+    @classmethod
+    def of(cls, layout: Layout) -> Self:
+        """What is told of a layout."""
+        views = {
+            name: ViewReport(
+                parameter=view.parameter, size=list(view.size), stride=list(view.stride), offset=view.offset,
+                order=None if view.order is None else view.order.flatten().tolist(),
+                rows=[] if view.order is None else list(view.order.shape), columns=view.columns, flipped=view.flipped,
+            )
+            for name, view in layout.views.items()
+        }  # fmt: skip
+        return cls(sizes={name: list(size) for name, size in layout.sizes.items()}, views=views)
+
+    def layout(self, weights: Mapping[str, tuple[int, ...]]) -> Layout:
+        """The layout of weights of these sizes; raises Malformed where it is none."""
+        try:
+            views = {
+                name: View(
+                    told.parameter, tuple(told.size), tuple(told.stride), told.offset,
+                    None if told.order is None else torch.tensor(told.order).view(told.rows),
+                    told.columns, told.flipped,
+                )
+                for name, told in self.views.items()
+            }  # fmt: skip
+            return Layout({name: tuple(size) for name, size in self.sizes.items()}, views).checked(weights)
+        except (ValueError, RuntimeError, IndexError, KeyError) as error:
+            raise Malformed(f"its process sent a malformed report (layout: {one_line(error)})") from None
+
+
 class BuildReport(Report):
     """An implementation that was built."""
 
     gradients: list[Text]
     """Names of the gradients that it yields."""
+    layout: LayoutReport | None = None
+    """Where its weights lie, if in parameters of its own."""
 
 
 class MemoryReport(Report):

@@ -10,13 +10,13 @@ from torch import Tensor
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.built import Built
+from swiglu_bench.check.built import OWN, Built
 from swiglu_bench.check.chain import GROUPS, Chain, Marks
 from swiglu_bench.check.inputs import Draw, make_problem, new_draw, new_seed
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.quantised import judge_of
 from swiglu_bench.contenders import fp8, pytorch
-from swiglu_bench.tasks.selftest.specimen import right_forward
+from swiglu_bench.tasks.selftest.specimen import by_turns, right_forward, transposed
 
 CPU = torch.device("cpu")
 CALLS = 12
@@ -32,24 +32,39 @@ class Chained:
         self.judge, self.built = Judge(problem), Built(implementation, problem)
         self.judge.truth(new_draw(), case.mode is not Mode.FORWARD)
         self.names = case.mode.results(self.built.gradients)
+        self.built.as_they_lie, self.layout = True, self.built.layout
         self.sums = self.judge._places(self.names)
+        if self.layout:
+            self.sums = self.layout.as_they_lie(self.sums)
 
     def run(self, key: int) -> Marks:
         return Chain(self.built, self.mode, self.draw, CALLS, self.sums, lambda: None).run(key)
 
     def verdict(self, key: int, marks: Marks) -> str:
-        return self.judge.follow(self.mode, self.draw, key, marks, self.names)(self.sums)
+        wrong = self.judge.follow(self.mode, self.draw, key, marks, self.names, self.layout)
+        return wrong(self.layout.canonical(self.sums) if self.layout else self.sums)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("dtype", list(Dtype))
 @pytest.mark.parametrize("scope", list(Scope))
 def test_a_right_chain_is_right_however_it_rounds(scope: Scope, dtype: Dtype, mode: Mode) -> None:
-    for implementation in (pytorch.eager, pytorch.eager_packed):
+    for implementation in (pytorch.eager, pytorch.eager_packed, by_turns, transposed):
         case = small_case(scope=scope, dtype=dtype, mode=mode)
         if not implementation.refuses(case):
             chained, key = Chained(case, implementation), new_seed()
             assert chained.verdict(key, chained.run(key)) == ""
+
+
+@pytest.mark.parametrize("implementation", [by_turns, transposed])
+def test_gradients_as_they_lie_are_held_against_eagers(implementation: Implementation) -> None:
+    chained = Chained(small_case(mode=Mode.STEP, tokens=33, shape=SHAPE), implementation)
+    marks = chained.run(1)
+    own = next(name for name in chained.sums if name.startswith(OWN))
+    chained.sums[own][5] *= 1.01
+    assert "relative difference" in chained.verdict(1, marks)
+    chained.built.parameters[own.removeprefix(OWN)].register_hook(lambda value: value.flip(1))
+    assert "did not return" in chained.verdict(1, chained.run(1))
 
 
 def test_the_next_inputs_follow_from_the_key_and_from_every_result() -> None:

@@ -21,7 +21,7 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.policy import Settings, Task
-from swiglu_bench.worker.worker import LONGEST_MS, LONGEST_US, MOST_REASON, Malformed, SampleReport
+from swiglu_bench.worker.worker import LONGEST_MS, LONGEST_US, MOST_REASON, LayoutReport, Malformed, SampleReport
 
 FORWARD = small_case(mode=Mode.FORWARD)
 
@@ -108,3 +108,25 @@ def test_figures_that_cannot_be_and_answers_to_no_question_cost_one_row(tmp_path
     for row in (rows[each.name] for each in hostile):
         assert row.status is Status.ERROR
         assert re.search("malformed report|answers no question", row.reason), row.reason
+
+
+VIEW: dict[str, Any] = {"parameter": "w", "size": [4, 3], "stride": [3, 1], "offset": 0, "order": None, "rows": [],
+                        "columns": False, "flipped": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parameter": "v"}, {"offset": 1}, {"stride": [2**40, 1]}, {"size": [4]}, {"size": [0, 3]}, {"flipped": True},
+        {"order": [0, 1, 2], "rows": [3]}, {"order": [0, 1, 2, 4], "rows": [4]}, {"order": [0, 1, 2, 2], "rows": [4]},
+        {"order": [0, 1, 2, 3], "rows": [5]}, {"order": [2, 1, 3], "columns": True}, {"order": [2**45], "rows": [1]},
+    ],
+)  # fmt: skip
+def test_a_layout_that_would_lead_the_judge_out_of_its_memory_is_malformed(change: dict[str, Any]) -> None:
+    def told(view: dict[str, Any]) -> LayoutReport:
+        return LayoutReport.checked({"sizes": {"w": [4, 3]}, "views": {"w_gate": view}})
+
+    layout = told(VIEW | {"order": [3, 1, 0, 2], "rows": [4]}).layout({"w_gate": (4, 3)})
+    assert LayoutReport.of(layout).layout({"w_gate": (4, 3)}).sizes == layout.sizes
+    with pytest.raises(Malformed, match="malformed report"):
+        told(VIEW | change).layout({"w_gate": (4, 3)})

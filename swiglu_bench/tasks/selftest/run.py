@@ -46,7 +46,7 @@ from swiglu_bench.tasks.case import court_of
 from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of
 from swiglu_bench.tasks.contract.matrix import cannot_run, ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
-from swiglu_bench.tasks.selftest.specimen import HONEST, Specimen, slow
+from swiglu_bench.tasks.selftest.specimen import HONEST, HONEST_ON_A_GPU, Specimen, slow
 from swiglu_bench.tasks.sweep import task_of
 from swiglu_bench.tasks.untimed import Asked, audit_here
 from swiglu_bench.worker.admission import Admitting, Drawn
@@ -246,8 +246,9 @@ def run_alarms(
         for mode in (Mode.FORWARD, Mode.STEP) if count else ():
             shape = LARGE[device.type]
             tell(f"a large {mode}", 0)
+            more = HONEST_ON_A_GPU if device.type == "cuda" else ()
             large = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
-            yield from timed_trials(court, large, [pytorch.eager, *(HONEST if device.type == "cuda" else ())])
+            yield from timed_trials(court, large, [pytorch.eager, *HONEST, *more])
         for number in range(count):
             case, extras = draw_case(source, device.type)
             tell(f"case {number + 1} of {count}: {case.label}", number)

@@ -278,4 +278,29 @@ def tunes_itself(problem: Problem) -> Step:
     return _on_plain_tensors(problem, forward)
 
 
-HONEST = (joins_its_stream, waits_for_the_gpu, replays_its_graph, has_a_pool, tunes_itself)
+@RIGHT("rows-by-turns", description="gate and up by turns of 8 rows", weight_layout="interleaved:8")
+def by_turns(problem: Problem) -> Step:
+    """The layout of kernels whose tiles have both (CUTLASS, FlashInfer)."""
+    pair = [value.detach().unflatten(0, (-1, 8)) for value in problem.weights.values()]
+    both = torch.stack(pair, 1).flatten(0, 2).requires_grad_()
+
+    def forward(x: Tensor) -> Tensor:
+        gate, up = (x @ both.mT).unflatten(-1, (-1, 2, 8)).unbind(-2)
+        return (torch.nn.functional.silu(gate) * up).flatten(-2)
+
+    return Step(forward, {"w_gate_up": both})
+
+
+@RIGHT("transposed", description="weights as [hidden, intermediate]")
+def transposed(problem: Problem) -> Step:
+    """The layout of most mixtures' checkpoints."""
+    own = {name: value.detach().mT.contiguous().requires_grad_() for name, value in problem.weights.items()}
+    return Step(
+        lambda x: torch.nn.functional.silu(x @ own["w_gate"]) * (x @ own["w_up"]), own,
+        lambda given: {name: value.mT for name, value in given.items()},
+    )  # fmt: skip
+
+
+HONEST = (by_turns, transposed)
+"""Whatever they are timed on."""
+HONEST_ON_A_GPU = (joins_its_stream, waits_for_the_gpu, replays_its_graph, has_a_pool, tunes_itself)
