@@ -140,12 +140,15 @@ class Layout:
         return [n for n, view in self.views.items() if OWN + view.parameter == own] or [own]
 
     def as_they_lie(self, produced: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Results by the names of weights as results of such names."""
-        found = {name: value for name, value in produced.items() if name not in self.views}
-        for name, view in self.views.items():
-            if name in produced:
-                place = found.setdefault(OWN + view.parameter, produced[name].new_zeros(self.sizes[view.parameter]))
-                view.write(place, produced[name])
+        """Results by the names of weights as results of such names, in the order of `own`."""
+        found: dict[str, Tensor] = {}
+        for name, value in produced.items():
+            view = self.views.get(name)
+            if view is None:
+                found[name] = value
+            else:
+                place = found.setdefault(OWN + view.parameter, value.new_zeros(self.sizes[view.parameter]))
+                view.write(place, value)
         return found
 
 

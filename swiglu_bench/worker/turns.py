@@ -226,12 +226,11 @@ class Turns:
             spared_ms = most_ms
         more_ms = _beside_ms(turns[name], claimed_ms) - percentile(usual, 50)
         if turns is claims:
-            each_ms = [_each_ms(turns[equal], MOST) for equal in equals]
-            more_ms = min(more_ms, _each_ms(turns[name], MOST) - percentile(each_ms, 50))
+            each_ms = [_each_ms(turns[equal]) for equal in equals]
+            more_ms = min(more_ms, _each_ms(turns[name]) - percentile(each_ms, 50))
         elif _usual_ms(turns[name]) <= slowed * percentile([sample.ms for sample in claims[name]], MOST):
             more_ms = 0.0
-        scatter_ms = max(_each_ms(turns[equal], 75) - _each_ms(turns[equal], 25) for equal in equals)
-        return _Excess(more_ms - spared_ms, max(2 * apart_ms, scatter_ms), claimed_ms)
+        return _Excess(more_ms - spared_ms, 2 * apart_ms, claimed_ms)
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ class _Excess:
 
     @property
     def proven(self) -> bool:
-        """Whether it is more than the baseline's own processes, and its own turns, are apart."""
+        """Whether it is more than the baseline's own processes are apart."""
         return self.ms > self.apart_ms
 
 
@@ -259,13 +258,13 @@ def _beside_ms(samples: Sequence[Sample], claimed_ms: float) -> float:
     return percentile([sample.turn_ms for sample in samples], 25) - claimed_ms
 
 
-def _each_ms(samples: Sequence[Sample], rank: float) -> float:
-    """A percentile of the same sample by sample: what is true of most, whose median is what counts, is not hidden.
+def _each_ms(samples: Sequence[Sample]) -> float:
+    """The same sample by sample: what is true of most of them, whose median is what counts.
 
     Where calls take either of two times, as products of some layouts do on a CPU, the quarters of turns and of samples
     may lie at different ones, and only this tells them from what is left out.
     """
-    return percentile([sample.turn_ms - sample.ms for sample in samples], rank)
+    return percentile([sample.turn_ms - sample.ms for sample in samples], MOST)
 
 
 def alone_ms(baseline: Contender) -> list[float]:

@@ -35,7 +35,8 @@ class Chained:
         self.built.as_they_lie, self.layout = True, self.built.layout
         self.sums = self.judge._places(self.names)
         if self.layout:
-            self.sums = self.layout.as_they_lie(self.sums)
+            found = self.layout.as_they_lie(self.sums)
+            self.sums = {name: found[name] for name in self.layout.own(self.names)}
 
     def run(self, key: int) -> Marks:
         return Chain(self.built, self.mode, self.draw, CALLS, self.sums, lambda: None).run(key)
