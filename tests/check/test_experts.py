@@ -65,7 +65,7 @@ def test_the_contract_of_the_grouped_product(name: str) -> None:
 
 
 ROUTED = [specimen for specimen in SPECIMENS.values() if specimen.scope is Scope.EXPERTS and not specimen.precision]
-ROUTED = [specimen for specimen in ROUTED if specimen.task != "verify" and not specimen.needs_gpu]
+ROUTED = [specimen for specimen in ROUTED if specimen.task != "verify" and not specimen.needs]
 
 
 @pytest.mark.parametrize("specimen", ROUTED, ids=lambda specimen: specimen.name)

@@ -197,7 +197,7 @@ def test_what_is_right_passes_at_both_sizes(scope: Scope, extras: Extras, mode: 
         assert [size.split(" ")[0] for size in sizes] == ["64x96", "24x40"]
 
 
-AT_BOTH_SIZES = [s for s in SPECIMENS.values() if s.task == "verify" and not s.precision and not s.needs_gpu]
+AT_BOTH_SIZES = [s for s in SPECIMENS.values() if s.task == "verify" and not s.precision and not s.needs]
 
 
 @pytest.mark.parametrize("specimen", AT_BOTH_SIZES, ids=lambda specimen: specimen.name)

@@ -189,7 +189,10 @@ def hiding(share: float) -> Callable[[], None]:
 
 
 def _works_in_the_pause(_: Problem) -> Step:
-    """What the forward begins, as in another thread, is done when the upstream gradient has been drawn, untimed."""
+    """What the forward begins, as in another thread, is done when the upstream gradient has been drawn, untimed.
+
+    On a GPU it would be the host that waits there, ahead of what is timed.
+    """
     done: dict[int, float] = {}
 
     def forward(gate: Tensor, up: Tensor) -> Tensor:
@@ -451,9 +454,9 @@ SETTINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "numpy-errors": ("has NumPy raise for overflow", lambda: numpy.seterr(over="raise")),
 }  # fmt: skip
 _forward = partial(Specimen, mode=Mode.FORWARD)
-_on_gpu = partial(_forward, needs_gpu=True)
+_on_gpu = partial(_forward, needs="cuda")
 _beyond_int32 = partial(
-    Specimen, caught_by=("> 2^31 elements",), scope=Scope.ACTIVATION, dtype=Dtype.BFLOAT16, task="audit", needs_gpu=True
+    Specimen, caught_by=("> 2^31 elements",), scope=Scope.ACTIVATION, dtype=Dtype.BFLOAT16, task="audit", needs="cuda"
 )
 SPECIMENS = table(
     __name__,
@@ -482,7 +485,7 @@ SPECIMENS = table(
              change=_replace(Workbench, "sample", _true_later)),
     _forward("hides-a-fifth", "takes a fifth off its samples", WALL, change=hiding(0.2), tokens=2000),
     Specimen("works-in-the-pause", "has work done elsewhere while the upstream gradient is drawn", WALL,
-             _works_in_the_pause, tokens=600, scope=Scope.ACTIVATION),
+             _works_in_the_pause, tokens=600, scope=Scope.ACTIVATION, needs="cpu"),
     Specimen("lazy-gradients", "computes dW when its gradients are collected", (*WALL, "use"), _lazy_gradients,
              tokens=600),
     _forward("forked-answer", "a process that it forks makes the answer after the turn", ("timed loop", *WALL),

@@ -70,7 +70,8 @@ SEVERAL_BLOCKS = {"hidden": 512, "intermediate": 384}
 """Sizes of those that quantise."""
 RULE = Rule(warmup_rounds=2, min_rounds=30, max_rounds=32, min_s=0.0, budget_s=60.0)
 """More rounds than calls after which a specimen takes the check to be over."""
-NEEDS_GPU, TOO_BUSY = "needs a GPU", "the machine is too busy"
+NEEDS = {"cuda": "needs a GPU", "cpu": "what it does is wrong on a CPU only"}
+TOO_BUSY = "the machine is too busy"
 ATTEMPTS = 3
 TIMEOUT_S = 60.0
 
@@ -114,7 +115,7 @@ def run_specimens(
     def place(specimen: Specimen) -> tuple[str, str]:
         return specimen.task, str(case_of(specimen, device.type))
 
-    here = [specimen for specimen in specimens if device.type == "cuda" or not specimen.needs_gpu]
+    here = [specimen for specimen in specimens if specimen.needs in {None, device.type}]
     swept = sorted((specimen for specimen in here if specimen.task != "audit"), key=place)
     for task, of_task in groupby(swept, key=lambda specimen: specimen.task):
         settings = _settings(device, Task(task), baseline=pytorch.eager.name, rule=RULE)
@@ -127,7 +128,7 @@ def run_specimens(
             yield _audited(specimen, device)
     for specimen in specimens:
         if specimen not in here:
-            yield Catch(specimen, reason=NEEDS_GPU, ran=False)
+            yield Catch(specimen, reason=NEEDS[specimen.needs or device.type], ran=False)
 
 
 def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -126,7 +126,8 @@ class Specimen:
     mode: Mode = Mode.STEP
     task: str = "time"
     """The part of the suite that has to catch it: time, verify or audit."""
-    needs_gpu: bool = False
+    needs: Literal["cpu", "cuda"] | None = None
+    """The one kind of device on which there is something wrong with it; None: any."""
     tokens: int | None = None
     """The tokens of its case, where the usual number would not show the fault."""
     precision: Precision = Precision.UNQUANTISED

@@ -251,7 +251,7 @@ ROUTED = (
     _of_large("other-ranks-wrapped", "offers to skip experts of other ranks, and takes -1 for its own last one",
               build=_routed(lambda index, weights, count: (index % count, weights)), offers=("other_ranks",)),
     _of_experts("far-experts-folded", "the offset of an expert's weights is computed in 32 bits", ("far experts",),
-                _far_experts_folded, task="audit", needs_gpu=True, dtype=Dtype.BFLOAT16),
+                _far_experts_folded, task="audit", needs="cuda", dtype=Dtype.BFLOAT16),
 )  # fmt: skip
 
 
