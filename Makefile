@@ -15,7 +15,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-latest test-gpu test-versions sanitize lint results hiding readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,9 @@ test-latest: ## Run the tests with the newest release of every package; results/
 	{ $(LATEST)/bin/$(PYTEST) $(ARGS); echo $$? >$(LATEST)/status; } | tee $(LATEST)/log; \
 	sed -nE 's/^((FAILED|ERROR) [^ ]+).*/\1/p; s/^=+ ([0-9].* in .*) =+$$/\1/p' $(LATEST)/log >>$$log; \
 	exit $$(cat $(LATEST)/status)
+
+test-network: $(VENV)/.installed-test ## Run the tests that fetch packages; results/versions has the outcome
+	$(BIN)/pytest -m network -v $(ARGS) tests/worker/test_environments.py | tee results/versions/network.txt
 
 test-gpu: $(VENV)/.installed-test ## Run the kernels' tests and those that need a GPU, on one: in WORKERS (4) processes, then alone
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \

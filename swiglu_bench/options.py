@@ -22,9 +22,9 @@ from typer.models import OptionInfo
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
 """The panels of `--help`."""
 RARE = frozenset([
-    "tp", "routing", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup", "l2", "regime",
-    "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity", "wandb_group",
-    "wandb_tags", "wandb_id", "strict", "interpret", "sequence_parallel", "candidates", "layers",
+    "tp", "routing", "find_links", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup",
+    "l2", "regime", "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity",
+    "wandb_group", "wandb_tags", "wandb_id", "strict", "interpret", "sequence_parallel", "candidates", "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
 SEEDS = {"min": 0, "max": 2**63 - 1}
@@ -71,6 +71,10 @@ Impl = Annotated[Texts, option(WHAT, "Only these implementations: names, globs, 
     "that file's code); comma-separated or repeated.", autocompletion=complete_implementations)]
 SkipImpl = Annotated[Texts, option(WHAT, "All implementations except these: names or globs.",
     autocompletion=complete_implementations)]
+Packages = Annotated[Texts, option(WHAT, "Implementations again, with other packages, which uv fetches: "
+    "liger@old=liger-kernel==0.7.0 adds liger@old, 'liger@{0.6.0,0.7.0}=liger-kernel=={}' two. May be repeated.",
+    "--with", metavar="NAME@TAG=REQUIREMENT")]
+FindLinks = Annotated[Text, option(WHAT, "Where --with also looks for packages: a folder, or the URL of a page.")]
 Seed = Annotated[int, option(WHAT, "Seed of the inputs, of the order within each round and of random:N.", **SEEDS)]
 ShapeSeed = Annotated[int, option(WHAT, "Seed of random:N.", **SEEDS)]
 Device = Annotated[Text, option(HOW, "cpu, cuda or cuda:INDEX. \\[default: the first GPU, else the CPU]")]
@@ -126,6 +130,8 @@ class SweepOptions(WandbOptions):
         "how the operands of products are quantised. \\[default: not at all]")] = None
     impl: Impl = None
     skip_impl: SkipImpl = None
+    packages: Packages = None
+    find_links: FindLinks = None
     seed: Annotated[int, option(WHAT, "Seed of the order within each round and of random:N; inputs are new in every "
         "run.", **SEEDS)] = 0
     device: Device = None

@@ -34,6 +34,7 @@ from swiglu_bench.rows.record import Record
 from swiglu_bench.show import Writer
 from swiglu_bench.show.text import CsvFile
 from swiglu_bench.version import __version__
+from swiglu_bench.worker.environments import packages_of
 from swiglu_bench.worker.policy import Settings
 
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ class Remaining:
 def _versions(implementation: Implementation) -> dict[str, str]:
     modules = {name.partition(".")[0] for name in (implementation.package, implementation.source)}
     names = {name for module in modules for name in _distributions().get(module, [])}
-    return {name: importlib.metadata.version(name) for name in names}
+    return {name: importlib.metadata.version(name) for name in names} | packages_of(implementation)
 
 
 @functools.cache

@@ -301,6 +301,12 @@ def implementations_of(
         if not each.on_request and {*scopes} & (each.scopes - (each.variant if comparing else set()))
     }  # fmt: skip
     chosen = select(known, wanted, unwanted, load, unasked)
+    if isinstance(options, SweepOptions) and options.packages:
+        from swiglu_bench.worker.environments import with_packages
+
+        if options.in_process or options.ray is not None:
+            raise BadInput("--with needs processes of this host; leave --in-process and --ray out.")
+        chosen += with_packages(chosen, options.packages, options.find_links)
     names = [implementation.name for implementation in known]
     for baseline in sorted(set(baselines) - {implementation.name for implementation in chosen}):
         if baseline not in names:
@@ -316,7 +322,9 @@ def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> froze
     return frozenset(
         known.name
         for known in chosen
-        if not patterns or known.address in patterns or any(fnmatch.fnmatch(known.name, part) for part in patterns)
+        if not patterns
+        or known.address in patterns
+        or any(fnmatch.fnmatch(known.original or known.name, part) for part in patterns)
     )
 
 

@@ -35,10 +35,12 @@ settings.load_profile("suite")
 NUMBERS = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.flaky(reruns=2))
+        if item.get_closest_marker("network") and "network" not in str(config.getoption("markexpr")):
+            item.add_marker(pytest.mark.skip(reason="needs the network: make test-network"))
     if torch.cuda.is_available():
         # A signal does not interrupt the wait for a kernel that does not end; a thread ends the process.
         for item in items:
@@ -87,4 +89,4 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: folder)
     # What contenders compile is the same in every test.
     compiled = tmp_path_factory.getbasetemp() / "compiled"
-    monkeypatch.setattr("swiglu_bench.worker.caches.root", lambda: compiled)
+    monkeypatch.setattr("swiglu_bench.worker.environments.root", lambda: compiled)

@@ -131,6 +131,10 @@ class Implementation:
     """The module of its build function."""
     file: str = field(default="", compare=False)
     """The file of its build function."""
+    original: str = ""
+    """The name by which its code is found, where `--with` gave it another."""
+    layer: str = field(default="", compare=False)
+    """The folder of packages that its processes find before those of this environment."""
     address: str = field(default="", compare=False)
     """What `registry.load` finds it by in another process; empty for the suite's own, which are found by name."""
 
@@ -175,7 +179,7 @@ class Implementation:
             Scope(scope): Footprint(int(kept["saved"]), tuple(tuple(map(int, phase)) for phase in kept["phases"]))  # type: ignore[misc]
             for scope, kept in data["footprints"].items()
         }
-        return cls(**(data | {"footprints": footprints, "build": _not_here}))
+        return cls(**(data | {"footprints": footprints, "build": _not_here, "original": "", "layer": ""}))
 
     def gradients(self, scope: Scope) -> tuple[str, ...]:
         """Names of the tensors whose gradients it yields at a scope."""
@@ -236,7 +240,7 @@ class Implementation:
                 return self.interpretable
             if on_cpu and (broken := _broken_interpreter()):
                 return broken
-        if self.package and not _installed(self.package):
+        if self.package and not (_installed(self.package) or os.path.exists(os.path.join(self.layer, self.package))):
             return f"The package {self.package} is not installed."
         if self.backend == "inductor":
             if on_cpu and not _cpp_compiler():

@@ -85,7 +85,7 @@ OWN = "own "
 
 
 @dataclass(frozen=True)
-class Layout:
+class OwnLayout:
     """Weights that lie in parameters of an implementation's own, which they fill."""
 
     sizes: Mapping[str, tuple[int, ...]]
@@ -93,14 +93,14 @@ class Layout:
     views: Views
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Tensor], views: Views) -> Layout | None:
+    def of(cls, parameters: Mapping[str, Tensor], views: Views) -> OwnLayout | None:
         """The layout of parameters; None where every weight is one, or where they have room for more."""
         sizes = {name: tuple(value.shape) for name, value in parameters.items()}
         plain = all(view == View.whole(name, sizes.get(name, ())) for name, view in views.items())
         filled = sum(math.prod(view.shape) for view in views.values()) == sum(map(math.prod, sizes.values()))
         return None if plain or not filled else cls(sizes, views)
 
-    def checked(self, weights: Mapping[str, tuple[int, ...]]) -> Layout:
+    def checked(self, weights: Mapping[str, tuple[int, ...]]) -> OwnLayout:
         """This layout, which another process has told; raises ValueError where it is none of weights of these sizes."""
         if self.views.keys() != weights.keys() or {view.parameter for view in self.views.values()} != set(self.sizes):
             raise ValueError("a layout of other weights")
@@ -117,7 +117,7 @@ class Layout:
                 raise ValueError(f"a layout of another {name}")
         return self
 
-    def to(self, device: torch.device) -> Layout:
+    def to(self, device: torch.device) -> OwnLayout:
         """The same for parameters on a device."""
         moved = {
             n: replace(view, order=view.order if view.order is None else view.order.to(device))
@@ -296,7 +296,7 @@ class Built:
                     "return a to_canonical"
                 )
             known = set(self.views) <= set(self.gradients)
-            self.layout = Layout.of(self.parameters, self.views) if known else None
+            self.layout = OwnLayout.of(self.parameters, self.views) if known else None
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)
             self._take_apart, self.layout = step.to_canonical or dict, None
         self.as_they_lie = False

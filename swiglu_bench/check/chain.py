@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Mode
-from swiglu_bench.check.built import Built, Layout, Produced
+from swiglu_bench.check.built import Built, OwnLayout, Produced
 from swiglu_bench.check.inputs import Draw
 from swiglu_bench.measure.resources import capture
 
@@ -42,7 +42,7 @@ class Chain:
     def __init__(
         self, built: Built, mode: Mode, draw: Draw, calls: int, sums: Mapping[str, Tensor],
         flush: Callable[[], None], call: Callable[[], Produced] | None = None, told: Marks | None = None,
-        layout: Layout | None = None,
+        layout: OwnLayout | None = None,
     ) -> None:  # fmt: skip
         """`sums` has a place for each result that counts; with `call`, that is made instead of the implementation's.
 

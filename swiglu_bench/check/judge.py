@@ -22,7 +22,7 @@ from swiglu_bench.cases.definition import by_expert
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Built, Layout, Produced
+from swiglu_bench.check.built import Built, OwnLayout, Produced
 from swiglu_bench.check.chain import GROUPS, Chain, Marks
 from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
@@ -186,7 +186,7 @@ class Judge:
         return {name: torch.zeros(found[name], dtype=self.dtype, device=self.problem.device) for name in names}
 
     def follow(
-        self, mode: Mode, draw: Draw, key: int, told: Marks, names: Sequence[str], layout: Layout | None = None
+        self, mode: Mode, draw: Draw, key: int, told: Marks, names: Sequence[str], layout: OwnLayout | None = None
     ) -> Callable[[Mapping[str, Tensor]], str]:
         """Make the reference's calls on the inputs of a chain with these marks, and hold each mark against its own.
 

@@ -46,7 +46,12 @@ class Loaded:
 
     def __init__(self) -> None:
         self._before, self._opened = set(sys.modules), set[str]()
+        _installed_in()  # while nothing lies in front of what is installed
         sys.addaudithook(self._hear)
+
+    def let_go(self, modules: Iterable[str]) -> None:
+        """Count modules that were loaded before, and are loaded anew from elsewhere."""
+        self._before -= set(modules)
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
         if event in {"open", "ctypes.dlopen"} and len(self._opened) < MOST_OPENED:

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 About = Mapping[str, Any]
@@ -287,6 +287,8 @@ class Record:
     version: str = text("version of swiglu-bench and, from a checkout, its commit")
     files: str = text("`path=digest` of the modules, packages and files beside them that its process had loaded from "
         "outside the installed packages; paths as seen from the implementation's file", since=7)
+    packages: str = text("`name==version` of the packages that `--with` put in front of this environment's for it, "
+        "separated by spaces", since=8)
     timestamp: str = text("when the row was started, ISO 8601", "UTC")
     fingerprint: str = text("hash of everything that determines the row: sources, versions, machine, settings and "
         "case; `--resume` compares it", since=2)

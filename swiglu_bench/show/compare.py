@@ -284,6 +284,11 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
         name for name in codes[0].keys() & codes[1].keys()
         if {row.code for row in codes[0][name]} != {row.code for row in codes[1][name]}
     ]  # fmt: skip
+    with_packages = [{row.implementation: row.packages for row in run.records} for run in runs]
+    for name in sorted(with_packages[0].keys() & with_packages[1].keys()):
+        if with_packages[0][name] != with_packages[1][name]:
+            old_ones, new_ones = (each[name] or "this environment's packages" for each in with_packages)
+            yield f"{name} ran with {old_ones} before, and with {new_ones} after."
     if changed:
         yield f"Other code of implementations: files that {together(sorted(changed))} had loaded were changed."
     if by in {"ratio", "time"}:

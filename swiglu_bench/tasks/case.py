@@ -17,7 +17,7 @@ from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.worker import caches, policy
+from swiglu_bench.worker import environments, policy
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.admission import failure as failed_check
 from swiglu_bench.worker.child import Child, Contender
@@ -148,7 +148,8 @@ class CaseRun(ABC):
         versions = this.device, this.python, this.torch, this.triton, this.liger_kernel, this.version, this.tuned_tiles
 
         def mark(known: Implementation) -> Path:
-            return caches.mark(known, (keys[known.name], versions, known.file and sources.of_file(Path(known.file))))
+            of_file = known.file and sources.of_file(Path(known.file))
+            return environments.mark(known, (keys[known.name], versions, of_file, environments.packages_of(known)))
 
         def rehearse(contender: Contender) -> None:
             self.admitting.rehearse(contender)

@@ -21,7 +21,7 @@ from swiglu_bench.rows.record import Load, Record, Status
 from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
 from swiglu_bench.tasks.time_row import GpuWatch, measure_beside, note_comparison, note_time, note_work, profile
 from swiglu_bench.worker import policy
-from swiglu_bench.worker.batches import Batches, Unsettled, WrongResult, WrongTime
+from swiglu_bench.worker.chains import Chains, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, name_of
 from swiglu_bench.worker.turns import (
@@ -231,7 +231,7 @@ class _TimedCase(CaseRun):
             self._check_turns(entries, twins, rounds, lambda before: self._play(everyone, judge, "", watch, before))
             aliases = [twin.name for twin in twins if not rounds.timings[twin.name].failure]
             noise = noise_interval([rounds.ratio(name, baseline) for name in aliases]) if baseline else None
-            self._check_batches(entries, [twin for twin in twins if twin.name in aliases], rounds, names, noise)
+            self._check_chains(entries, [twin for twin in twins if twin.name in aliases], rounds, names, noise)
             burnt = self.court.burners()
         watch.look_round()
         found = load.load()
@@ -330,21 +330,21 @@ class _TimedCase(CaseRun):
             for name, failure in turns.disagreements(rounds).items():
                 self._close(sound[name], failure)
 
-    def _check_batches(
+    def _check_chains(
         self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds,
         names: Callable[[str], Sequence[str]], noise: Interval | None,
     ) -> None:  # fmt: skip
-        self._tell_timing("timing batches", 0.88)
+        self._tell_timing("timing chains", 0.88)
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
         contenders = {name: entry.contender for name, entry in sound.items()}
         equals = {twin.name: twin for twin in twins} if self.baseline in sound else {}
-        batches = Batches(self.court, self.case, contenders | equals, names, equals)
+        chains = Chains(self.court, self.case, contenders | equals, names, equals)
         samples = {name: rounds.timings[name].samples for name in (*sound, *equals)}
         gpu_ms = {name: percentile([each.ms for each in own], 50) for name, own in samples.items()}
         host_ms = {name: percentile([each.host_us / 1e3 for each in own], 50) for name, own in samples.items()}
         apart = max(noise.high, 1 / noise.low if noise.low else math.inf) if noise else 1.0
         on_gpu = self.court.settings.device.type == "cuda"
-        found = batches.disagreements(gpu_ms, self.baseline, host_ms if on_gpu else None, apart)
+        found = chains.disagreements(gpu_ms, self.baseline, host_ms if on_gpu else None, apart)
         for name, failure in found.items():
             self._close(sound[name], failure)
 

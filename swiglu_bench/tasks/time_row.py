@@ -26,7 +26,7 @@ from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.tasks.case import Entry, blame
 from swiglu_bench.worker.admission import NOT_JOINED
-from swiglu_bench.worker.batches import WrongResult
+from swiglu_bench.worker.chains import WrongResult
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.one_call import program
 from swiglu_bench.worker.policy import Settings, Tell

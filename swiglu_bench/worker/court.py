@@ -30,7 +30,7 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import CpuUse, Gpu, idle_share
 from swiglu_bench.rows.record import Record, TensorCheck
-from swiglu_bench.worker import caches, worker
+from swiglu_bench.worker import environments, worker
 from swiglu_bench.worker.child import CannotGoOn, Child, Contender, ContenderFailed, Died, InProcess
 from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings, Tell
@@ -151,7 +151,7 @@ class Court:
         if self._in_process:
             child = InProcess(self._bench(self.settings, implementation))
         else:
-            environment = self._environment | caches.of(implementation)
+            environment = self._environment | environments.of(implementation)
             child = self._child(worker.CONTENDER, self.logs / log_name(name), environment)
             bench = f"{self._bench.__module__}:{self._bench.__qualname__}"
             child.post("begin", self.settings, implementation.declared(), bench)
@@ -299,7 +299,7 @@ def declare(address: str, timeout_s: float) -> Implementation:
     folder = Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
     keep = False
     try:
-        child = Child(worker.CONTENDER, folder / "import.log", caches.of_address("declared", address))
+        child = Child(worker.CONTENDER, folder / "import.log", environments.of_address("declared", address))
         try:
             return _declared(child.ask(timeout_s, "declare", address))
         finally:

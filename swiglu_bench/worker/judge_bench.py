@@ -19,7 +19,7 @@ from swiglu_bench.cases.cases import PLAIN, Case, Extras
 from swiglu_bench.cases.costs import Product, products_by_kind
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check import usage
-from swiglu_bench.check.built import OWN, Layout
+from swiglu_bench.check.built import OWN, OwnLayout
 from swiglu_bench.check.chain import Marks
 from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
@@ -46,7 +46,7 @@ class JudgeBench:
         self.settings, self._machine, self._device = settings, this, settings.device
         torch.zeros((), device=settings.device)
         self._boxes: dict[tuple[str, str], Letterbox] = {}
-        self._layouts: dict[str, Layout | None] = {}
+        self._layouts: dict[str, OwnLayout | None] = {}
         self._runs: dict[Any, Callable[[], list[Tensor]]] = {}
         """Bare products, by what they were made of."""
         self._expected: dict[str, usage.UseJudge] = {}
@@ -97,7 +97,7 @@ class JudgeBench:
         torch.cuda.empty_cache()
 
     def letterbox(
-        self, contender: str, kind: str, names: Sequence[str], layout: Layout | None = None
+        self, contender: str, kind: str, names: Sequence[str], layout: OwnLayout | None = None
     ) -> tuple[bytes, Sizes]:  # fmt: skip
         """A letterbox for results of these names, which are a case's tensors, or `output`; weights as they lie."""
         case = self._judge.problem.case

@@ -23,7 +23,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
-from swiglu_bench.worker import caches
+from swiglu_bench.worker import environments
 from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.workbench import Workbench
 
@@ -82,7 +82,7 @@ def findings(settings: Settings, implementation: Implementation, case: Case, tim
 def main() -> None:
     """Make the call of the command line; for Nsight Compute all else is outside of the CUDA profiler's range."""
     settings, declared, case = pickle.loads(base64.b64decode(sys.argv[1]))
-    os.environ.update(caches.of(declared))
+    os.environ.update(environments.of(declared))
     implementation, on_gpu = registry.find(declared), settings.device.type == "cuda"
     if settings.sanitizer:
         from swiglu_kernels.standalone import hazards

@@ -21,6 +21,7 @@ from swiglu_bench.machine.ceilings_cache import Ceilings, Limits
 from swiglu_bench.measure.clock import make_clock
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record
+from swiglu_bench.worker.environments import packages_of
 
 CONTEXT_BYTES = {"cuda": 2**29, "cpu": 2**28}
 """Of the device's memory that a process takes before it does anything."""
@@ -92,7 +93,10 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
     """The row of one implementation at one case before anything has run."""
     shape, experts = case.shape, case.shape.experts
     of_machine = ("host", "gpu_index", "gpu_uuid", "device", "driver", "cuda", "torch", "triton", "version")
-    return Record(
+    packages = packages_of(implementation)
+    versions = {name: getattr(this, name) for name in of_machine}
+    versions |= {name: version for name, version in packages.items() if name in versions}
+    record = Record(
         run_id=settings.run_id, command=settings.command, shape=case.name, hidden=shape.hidden,
         intermediate=shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, scope=case.scope.value,
         mode=case.mode.value, seed=case.seed, experts=experts.count if experts else None,
@@ -101,8 +105,11 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
         gradients=" ".join(implementation.gradients(case.scope)), precision=implementation.precision_of(case).value,
         weights_quantised=implementation.weights_quantised(case), timestamp=machine.now(),
         interpreted=settings.interpreter and implementation.backend == "triton",
-        **{name: getattr(this, name) for name in of_machine},
+        packages=" ".join(f"{name}=={version}" for name, version in packages.items()), **versions,
     )  # fmt: skip
+    if packages:
+        record.remark(f"It runs with {', '.join(f'{name} {version}' for name, version in packages.items())}.")
+    return record
 
 
 def inapplicable(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> str | None:

@@ -31,7 +31,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.admission import results_of
-from swiglu_bench.worker.batches import LEAST_SHARE, SHARE, Unsettled, WrongResult, WrongTime, allowed_ms  # fmt: skip
+from swiglu_bench.worker.chains import LEAST_SHARE, SHARE, Unsettled, WrongResult, WrongTime, allowed_ms  # fmt: skip
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import SampleReport

@@ -34,12 +34,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.check.built import Layout, View
+from swiglu_bench.check.built import OwnLayout, View
 from swiglu_bench.check.results import GlobalState
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, Sample, answers
-from swiglu_bench.worker import forkserver, policy
+from swiglu_bench.worker import environments, forkserver, policy
 from swiglu_bench.worker.ahead import keep_no_choice
 from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings, Task
@@ -98,6 +98,8 @@ class Role:
         """
         answers_by = pkgutil.resolve_name(bench)
         self._loaded = sources.Loaded()
+        if declared.layer:
+            self._loaded.let_go(environments.put_in_front(declared.layer))
         state = GlobalState()
         for module in declared.modules:
             with suppress(Exception):
@@ -285,13 +287,13 @@ class ViewReport(Report):
 
 
 class LayoutReport(Report):
-    """A `built.Layout`."""
+    """A `built.OwnLayout`."""
 
     sizes: dict[Text, Sizes]
     views: dict[Text, ViewReport]
 
     @classmethod
-    def of(cls, layout: Layout) -> Self:
+    def of(cls, layout: OwnLayout) -> Self:
         """What is told of a layout."""
         views = {
             name: ViewReport(
@@ -303,7 +305,7 @@ class LayoutReport(Report):
         }  # fmt: skip
         return cls(sizes={name: list(size) for name, size in layout.sizes.items()}, views=views)
 
-    def layout(self, weights: Mapping[str, tuple[int, ...]]) -> Layout:
+    def layout(self, weights: Mapping[str, tuple[int, ...]]) -> OwnLayout:
         """The layout of weights of these sizes; raises Malformed where it is none."""
         try:
             views = {
@@ -314,7 +316,7 @@ class LayoutReport(Report):
                 )
                 for name, told in self.views.items()
             }  # fmt: skip
-            return Layout({name: tuple(size) for name, size in self.sizes.items()}, views).checked(weights)
+            return OwnLayout({name: tuple(size) for name, size in self.sizes.items()}, views).checked(weights)
         except (ValueError, RuntimeError, IndexError, KeyError) as error:
             raise Malformed(f"its process sent a malformed report (layout: {one_line(error)})") from None
 

@@ -57,7 +57,7 @@ def test_values_and_types_come_back(tmp_path: Path) -> None:
     "content",
     [
         b"", b"a,b\n1,2\n", b"\xff\xfe\x00\n", b"\0\0\0\n", b'"' + b"x" * 200_000 + b"\n",
-        ",".join(COLUMNS[:-4] + COLUMNS[-3:]).encode() + b"\n",
+        ",".join(COLUMNS[:-5] + COLUMNS[-4:]).encode() + b"\n",
     ],
 )  # fmt: skip
 def test_another_file_is_told(tmp_path: Path, content: bytes) -> None:

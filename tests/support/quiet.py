@@ -7,7 +7,7 @@ import pytest
 
 from swiglu_bench.machine import ceilings_cache
 from swiglu_bench.machine.system import LoadWatch
-from swiglu_bench.worker.batches import Batches
+from swiglu_bench.worker.chains import Chains
 
 
 @contextmanager
@@ -17,5 +17,5 @@ def quiet_machine() -> Iterator[None]:
         patch.setitem(ceilings_cache.COPY_BYTES, "cpu", 2**20)
         patch.setitem(ceilings_cache.PRODUCT_SIDE, "cpu", 64)
         patch.setattr(LoadWatch, "_read", lambda self: None)
-        patch.setattr(Batches, "disagreements", lambda self, *given: {})
+        patch.setattr(Chains, "disagreements", lambda self, *given: {})
         yield

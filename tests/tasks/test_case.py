@@ -23,7 +23,7 @@ from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import court, judge_bench, policy, workbench
-from swiglu_bench.worker.batches import Batches
+from swiglu_bench.worker.chains import Chains
 from swiglu_bench.worker.policy import Settings, Task
 
 CPU = torch.device("cpu")
@@ -34,9 +34,9 @@ NO_TIME = ("time_ms", "time_p10_ms", "time_p90_ms", "ratio", "ratio_low", "ratio
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ceilings take long, as does collecting garbage; batches need processes that are alone."""
+    """The ceilings take long, as does collecting garbage; chains need processes that are alone."""
     monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: Ceilings(10.0, 0.1, "2026-01-01T00:00:00Z"))
-    monkeypatch.setattr(Batches, "disagreements", lambda *_: {})
+    monkeypatch.setattr(Chains, "disagreements", lambda *_: {})
 
 
 def settings(task: Task = Task.TIME, **changes: Any) -> Settings:

@@ -23,7 +23,7 @@ from swiglu_bench.tasks.case import Entry
 from swiglu_bench.tasks.time_row import GpuWatch
 from swiglu_bench.worker import court
 from swiglu_bench.worker.admission import Admitting
-from swiglu_bench.worker.batches import Batches, Unsettled
+from swiglu_bench.worker.chains import Chains, Unsettled
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.turns import Turns
@@ -56,7 +56,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
             return report.model_copy(update={"ms": ms, "host_us": ms * 1e3})
 
         monkeypatch.setattr(court.Contender, "ask", ask)
-        monkeypatch.setattr(Batches, "disagreements", lambda *_: {})
+        monkeypatch.setattr(Chains, "disagreements", lambda *_: {})
         monkeypatch.setattr(Turns, "disagreements", lambda *_: {})
         monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: Ceilings(10.0, 0.1, "2026-01-01T00:00:00Z"))
         rule = Rule(warmup_rounds=0, min_rounds=40, max_rounds=40, min_s=0.0, budget_s=60.0)
@@ -129,7 +129,7 @@ def test_a_second_try_decides_whether_it_is_certain(monkeypatch: pytest.MonkeyPa
 
 def test_what_no_clock_confirms_is_shown_and_is_no_time(played: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = {"mine": Unsettled("the machine is busy")}
-    monkeypatch.setattr(time._TimedCase, "_check_batches", lambda case, entries, *_: [
+    monkeypatch.setattr(time._TimedCase, "_check_chains", lambda case, entries, *_: [
         case._close(entry, busy.get(entry.contender.name)) for entry in entries
     ])  # fmt: skip
     found = played(2.0)

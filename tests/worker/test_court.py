@@ -27,8 +27,8 @@ from swiglu_bench.machine import ceilings_cache, machine, sources
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.tasks.sweep import task_of
-from swiglu_bench.worker import batches, child, court, policy
-from swiglu_bench.worker.batches import Batches
+from swiglu_bench.worker import chains, child, court, policy
+from swiglu_bench.worker.chains import Chains
 from swiglu_bench.worker.court import Court, declare, log_name
 from swiglu_bench.worker.policy import Settings, Task
 
@@ -69,13 +69,13 @@ def others_are_ok(found: dict[str, Record]) -> None:
         assert (found[name].status, found[name].baseline, found[name].rounds) == (Status.OK, "eager", 4), found[name]
 
 
-WALL_CLOCK = Batches.disagreements
+WALL_CLOCK = Chains.disagreements
 
 
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the wall clock confirms nobody's samples."""
-    monkeypatch.setattr(Batches, "disagreements", lambda *_: {})
+    monkeypatch.setattr(Chains, "disagreements", lambda *_: {})
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +216,8 @@ def test_what_harms_a_measurement_is_named_and_the_others_are_timed(
     shared: Court, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: Implementation, check: str
 ) -> None:
     if check == "wall clock":
-        monkeypatch.setattr(Batches, "disagreements", WALL_CLOCK)
-        monkeypatch.setitem(batches.UNSEEN_MS, "cpu", 1.0)  # its calls take 2 ms more than it says
+        monkeypatch.setattr(Chains, "disagreements", WALL_CLOCK)
+        monkeypatch.setitem(chains.UNSEEN_MS, "cpu", 1.0)  # its calls take 2 ms more than it says
     burns, everyone = check == "slows others", [from_file(culprit), EAGER, PACKED]
     found = run(tmp_path, everyone) if burns else run_case(shared, everyone)
     record = found[culprit.name]

@@ -20,7 +20,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Status
 from swiglu_bench.tasks.selftest.run import LARGE, RULE_OF_ALARMS, slow
-from swiglu_bench.worker.batches import Unsettled, WrongTime
+from swiglu_bench.worker.chains import Unsettled, WrongTime
 from swiglu_bench.worker.policy import Settings, Task
 from swiglu_bench.worker.turns import LOOKS, Turn, Turns, find_culprit, led_sample, slow_the_next
 from swiglu_bench.worker.workbench import Workbench

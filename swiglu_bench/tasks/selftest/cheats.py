@@ -48,7 +48,7 @@ from swiglu_bench.tasks.selftest.specimen import (
     right_forward,
     table,
 )
-from swiglu_bench.worker import caches
+from swiglu_bench.worker import environments
 from swiglu_bench.worker.workbench import Workbench
 from swiglu_bench.worker.worker import SampleReport
 
@@ -476,7 +476,8 @@ SPECIMENS = table(
     _forward("says-0-ms", "its samples say that calls take no time", ("error",),
              change=_replace(Workbench, "sample", _without_time)),
     _forward("edits-compiled-code", "edits the code that torch.compile keeps on disk", ("own caches",),
-             change=_spoil_compiled, spares=lambda: Path(caches.of(compiled)["TORCHINDUCTOR_CACHE_DIR"]) / "decoy.py"),
+             change=_spoil_compiled,
+             spares=lambda: Path(environments.of(compiled)["TORCHINDUCTOR_CACHE_DIR"]) / "decoy.py"),
     _forward("edits-cached-limits", "rewrites the limits of the machine that the command keeps", ("own caches",),
              change=lambda: _spoil(platformdirs.user_cache_path("swiglu-bench", appauthor=False), "limits-*.json"),
              spares=lambda: platformdirs.user_cache_path("swiglu-bench", appauthor=False) / "limits-decoy.json"),

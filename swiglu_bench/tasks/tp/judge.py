@@ -167,7 +167,9 @@ class RankJudge:
         self.seats: dict[str, tuple[Splitting, Mapping[str, Tensor]]] = {}
         """How each contender on this rank is run, and what it hands over, by its name."""
 
-    def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    def letterbox(
+        self, contender: str, kind: str, names: Sequence[str], layout: None = None
+    ) -> tuple[bytes, dict[str, tuple[int, ...]]]:
         """Each rank's process has one of its own."""
         return b"", {}
 

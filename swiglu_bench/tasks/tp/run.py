@@ -29,7 +29,7 @@ from swiglu_bench.tasks.tp import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN
 from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting
-from swiglu_bench.worker.batches import WrongResult
+from swiglu_bench.worker.chains import WrongResult
 from swiglu_bench.worker.child import ContenderFailed
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.places import CaseRows, OneDevice, Work

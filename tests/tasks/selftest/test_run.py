@@ -17,7 +17,7 @@ from swiglu_bench.machine import machine
 from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.selftest.specimen import Specimen, slow
-from swiglu_bench.worker import caches
+from swiglu_bench.worker import environments
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -59,8 +59,8 @@ def test_each_is_caught_by_a_check_that_must_and_a_right_one_by_none() -> None:
 def test_a_cache_that_a_specimen_reaches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The specimen that edits compiled code, where it is led to the folders of `compile`."""
     chosen = [replace(selftest.SPECIMENS["edits-compiled-code"], mode=Mode.FORWARD)]
-    everyone = caches.of(pytorch.compiled)
-    monkeypatch.setattr(caches, "of", lambda known: everyone)
+    everyone = environments.of(pytorch.compiled)
+    monkeypatch.setattr(environments, "of", lambda known: everyone)
     (catch,) = selftest.run_specimens(CPU, THIS, lambda doing: None, chosen)
     assert "own caches" not in catch.checks
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from swiglu_bench.cases.cases import Mode
-from swiglu_bench.worker import batches
-from swiglu_bench.worker.batches import Batches, Unsettled, WrongTime
+from swiglu_bench.worker import chains
+from swiglu_bench.worker.chains import Chains, Unsettled, WrongTime
 
 CLAIMED_BY_HOST = 1.0 + 1e-9
 
@@ -23,13 +23,13 @@ def found(
         judge=SimpleNamespace(glue_ms=lambda *_: inputs_ms),
         settings=SimpleNamespace(device=SimpleNamespace(type="cuda")),
     )
-    monkeypatch.setattr(Batches, "_call_ms", lambda self, name, *_: next(took[name]))
-    monkeypatch.setattr(Batches, "_record", lambda self, name: None)
+    monkeypatch.setattr(Chains, "_call_ms", lambda self, name, *_: next(took[name]))
+    monkeypatch.setattr(Chains, "_record", lambda self, name: None)
     case: Any = SimpleNamespace(mode=Mode.FORWARD)
     contenders: Any = dict.fromkeys(took)
     equals, claimed = [name for name in took if "twin" in name], dict.fromkeys(took, 1.0)
     host_ms = {name: CLAIMED_BY_HOST if name in host_bound else 0.0 for name in took}
-    said = Batches(place, case, contenders, lambda name: (), equals)
+    said = Chains(place, case, contenders, lambda name: (), equals)
     return said.disagreements(claimed, baseline, host_ms, apart)
 
 
@@ -83,7 +83,7 @@ def test_where_times_are_uncertain_only_what_is_beyond_doubt_is_wrong(
     monkeypatch: pytest.MonkeyPatch, busy: bool, host_bound: tuple[str, ...], inputs_ms: float, said: dict[float, Any]
 ) -> None:
     for factor, kind in said.items():
-        eager = chain([batches.BUSY + 1 if busy else 1.0], repeat(1.0))
+        eager = chain([chains.BUSY + 1 if busy else 1.0], repeat(1.0))
         took = {"eager": eager, "mine": repeat(factor)}
         mine = found(monkeypatch, took, "eager", *host_bound, inputs_ms=inputs_ms).get("mine")
         assert type(mine) is (kind or type(None)), factor
@@ -106,12 +106,12 @@ def test_without_a_baseline_nothing_is_proven(monkeypatch: pytest.MonkeyPatch, b
         assert "without a baseline" in str(said.get("mine", "without a baseline"))
 
 
-def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The few calls of a slow one's batch would be over before the clock can tell those of a fast one."""
+def test_who_takes_much_longer_has_chains_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few calls of a slow contender's chain would be over before the clock can tell those of a fast one."""
     claimed = {"baseline": 0.4, "slow": 40.0, "fast": 0.3, "as fast": 2.3}
     calls: dict[str, set[int]] = {name: set() for name in claimed}
 
-    def call_ms(_: Batches, name: str, draw: Any, number: int, batches: int, baseline: str) -> float:
+    def call_ms(_: Chains, name: str, draw: Any, number: int, chains: int, baseline: str) -> float:
         calls[name].add(number)
         if name == "baseline" and number == 4:
             return claimed[name] * 9.0  # of so few calls nothing can be told
@@ -119,9 +119,9 @@ def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.Monkey
 
     judge = SimpleNamespace(glue_ms=lambda *_: 0.0)
     place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cuda")))
-    monkeypatch.setattr(Batches, "_call_ms", call_ms)
+    monkeypatch.setattr(Chains, "_call_ms", call_ms)
     contenders, case = dict.fromkeys(claimed), SimpleNamespace(mode=Mode.FORWARD)
-    all_of_them: Any = Batches(place, case, contenders, lambda name: ())  # type: ignore[arg-type]
+    all_of_them: Any = Chains(place, case, contenders, lambda name: ())  # type: ignore[arg-type]
     said = all_of_them.disagreements(claimed, "baseline")
     assert calls == {"baseline": {4, 21}, "slow": set(), "fast": {21}, "as fast": {21}}
     assert list(map(type, said.values())) == [Unsettled]
@@ -133,7 +133,7 @@ def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.Monkey
 
 def test_a_try_counts_if_the_baseline_is_as_fast_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What began to use the machine in between is no fault of a contender, whatever it takes."""
-    said = found(monkeypatch, {"eager": cycle([1.0, batches.BUSY + 1]), "mine": repeat(5.0)})
+    said = found(monkeypatch, {"eager": cycle([1.0, chains.BUSY + 1]), "mine": repeat(5.0)})
     assert type(said["mine"]) is Unsettled
     said = found(monkeypatch, {"eager": repeat(1.2), "mine": repeat(2.0)})
     assert "at least 1.67 times" in str(said["mine"])

@@ -23,7 +23,7 @@ from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import MOST_CALLS, ChainReport
 
-BATCH_MS = {"cuda": 50.0, "cpu": 15.0}
+CHAIN_MS = {"cuda": 50.0, "cpu": 15.0}
 """Of a chain; on a CPU that others use, a long one is interrupted, which a sample seldom is."""
 FEWEST_CALLS = 4
 WAITING_BYTES = {"cuda": 2**30, "cpu": 2**26}
@@ -73,7 +73,7 @@ def allowed_ms(most_ms: float, least_ms: float, apart_ms: float) -> float:
     return min(most_ms, max(least_ms, TIMES_APART * apart_ms))
 
 
-class Batches:
+class Chains:
     """The chains of one case."""
 
     def __init__(
@@ -152,9 +152,9 @@ class Batches:
         calls = self._calls(longest_ms)
         was_busy, most, alike = False, dict[str, float](), list[float]()
 
-        def times_claimed(name: str, batches: int = 1) -> float | None:
+        def times_claimed(name: str, chains: int = 1) -> float | None:
             try:
-                return self._call_ms(name, draw, calls, batches, baseline) / claimed_ms[name]
+                return self._call_ms(name, draw, calls, chains, baseline) / claimed_ms[name]
             except Exception as error:  # a contender may raise anything
                 failures[name] = error
                 return None
@@ -209,7 +209,7 @@ class Batches:
         return self._court.settings.device.type
 
     def _calls(self, claimed_ms: float) -> int:
-        return max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS[self._device] / max(claimed_ms, 1e-3))))
+        return max(FEWEST_CALLS, min(MOST_CALLS, int(CHAIN_MS[self._device] / max(claimed_ms, 1e-3))))
 
     def _most(self, name: str, claimed_ms: float, calls: int, alike: Sequence[float], host_bound: bool) -> float:
         """How many times what its samples say a call may take."""
@@ -231,7 +231,7 @@ class Batches:
         self._least[what] = min(ms, self._least.get(what, ms))
         return self._least[what]
 
-    def _call_ms(self, name: str, draw: Draw, calls: int, batches: int, baseline: str) -> float:
+    def _call_ms(self, name: str, draw: Draw, calls: int, chains: int, baseline: str) -> float:
         """The time of one call of the case's mode by the wall clock, averaged over successive chains."""
         contender, names, asking_ms = self._contenders[name], self._names(name), 0.0
         if baseline in self._contenders:
@@ -239,7 +239,7 @@ class Batches:
             asking_ms = self._note_least(("asking",), mine)
         glue_ms = self._glue_ms(name, calls, draw)
         each, took_ms, made = min(calls, self._waiting), 0.0, 0
-        while made < calls * batches:
+        while made < calls * chains:
             if not made or self._case.mode is Mode.BACKWARD:
                 contender.tell("lay_chain", draw, each, name in self._recorded)
             key = new_seed()

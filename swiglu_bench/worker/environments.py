@@ -1,0 +1,274 @@
+"""A contender's environment: folders of its own for what it compiles, and packages of its own in front of others.
+
+A cache that contenders share can be edited by one, or left half-written by one that was killed, and another then runs
+what it finds there. So each has its own, in the user's cache folder, kept from run to run; twins of the baseline and
+processes that compile beforehand have those of their implementation. What the command itself keeps lies elsewhere.
+Processes of one user can still look for each other's files: this keeps apart what follows its environment.
+
+A layer is a folder of packages that one contender's processes find before those of this environment, so that two
+versions of a package can be compared in one run. uv makes it: what the suite and torch need stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fnmatch
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import platformdirs
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.implementation import NAME, Implementation
+
+VARIABLES = {
+    "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions", "CUDA_CACHE_PATH": "cuda", "CUPY_CACHE_DIR": "cupy",
+    "CUTE_DSL_CACHE_DIR": "cute", "DG_JIT_CACHE_DIR": "deep_gemm", "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "NUMBA_CACHE_DIR": "numba", "TILELANG_CACHE_DIR": "tilelang",
+}  # fmt: skip
+"""What tells PyTorch, Triton, CUDA and other compilers where to keep things, and the folder that each gets."""
+TUNING = "SWIGLU_KERNELS_TUNING"
+SHARED = ("torch", "numpy", "swiglu_bench")
+"""Modules that all contenders of a run have in common."""
+EXCHANGEABLE = frozenset({"triton", "liger-kernel"})
+"""Of what the suite needs, what no process has imported before its contender does."""
+KERNELS = "swiglu-kernels"
+"""The folder in which tuning and the kernels' check keep what they have found, in a user's cache folder."""
+
+
+def root() -> Path:
+    """The folder that has those of all contenders; where the user's cache folder cannot be written, a temporary one."""
+    found = Path(platformdirs.user_cache_path("swiglu-bench", appauthor=False)) / "contenders"
+    with contextlib.suppress(OSError):
+        found.mkdir(parents=True, exist_ok=True)
+        if os.access(found, os.W_OK):
+            return found
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    return Path(tempfile.gettempdir()) / f"swiglu-bench-{user}"
+
+
+def _name_of(implementation: str, address: str) -> str:
+    """What a contender's folder is called: short, for sockets in it may have paths of 107 characters."""
+    address = os.path.abspath(address) if ".py:" in address else address
+    digest = hashlib.sha256(f"{implementation}\n{address}".encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', implementation)[:20]}-{digest}"
+
+
+def of(implementation: Implementation) -> dict[str, str]:
+    """The variables that lead an implementation's processes to its folders, which are there then.
+
+    Where the user has named a folder for one of these, except of the user's cache, it is a folder inside that.
+    """
+    return of_address(implementation.name, _address(implementation))
+
+
+def mark(implementation: Implementation, compiled: object) -> Path:
+    """The file that is there once its processes have compiled something, by its description, which is cached since."""
+    digest = hashlib.sha256(repr(compiled).encode(errors="surrogatepass")).hexdigest()[:16]
+    return root() / _name_of(implementation.name, _address(implementation)) / "compiled" / digest
+
+
+def _address(implementation: Implementation) -> str:
+    return implementation.address or implementation.source
+
+
+def of_address(implementation: str, address: str) -> dict[str, str]:
+    """The same by its name and its address, which is that of a file, an entry point's or a module."""
+    name = _name_of(implementation, address)
+    own, found = root() / name, dict[str, str]()
+    for variable, folder in VARIABLES.items():
+        named = os.environ.get(variable, "") if variable != "XDG_CACHE_HOME" else ""
+        place = Path(named) / "swiglu-bench" / name if named else own / folder
+        with contextlib.suppress(OSError):  # whoever needs it will say that it cannot be had
+            place.mkdir(parents=True, exist_ok=True)
+        found[variable] = str(place)
+    # What was downloaded from the hub stays where it is: large, and named by its content.
+    found["HF_HOME"] = os.environ.get("HF_HOME") or str(_of_user() / "huggingface")
+    return found | dict(_handed_in(Path(found["XDG_CACHE_HOME"])))
+
+
+def _of_user() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+
+
+def _handed_in(cache: Path) -> Iterator[tuple[str, str]]:
+    """Copy what tuning and the kernels' check have found to where a process looks for it, anew for each process."""
+    folder, given = cache / KERNELS, (_of_user() / KERNELS).glob("*.json")
+    copies = {folder / file.name: file for file in given if file.is_file()}
+    named = os.environ.get(TUNING, "")
+    if named and named != "off":
+        yield TUNING, str(folder / "named.json")
+        copies[folder / "named.json"] = Path(named)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in set(folder.glob("*.json")) - {copy for copy, file in copies.items() if file.is_file()}:
+            stale.unlink(missing_ok=True)
+    for copy, file in copies.items():
+        with contextlib.suppress(OSError):
+            _copy(file, copy)
+
+
+def _copy(file: Path, to: Path) -> None:
+    """Copy a file whole, or not at all, to be read only; processes that start side by side do so at the same time."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".", dir=to.parent)
+    with os.fdopen(descriptor, "wb") as copy:
+        copy.write(file.read_bytes())
+    os.chmod(temporary, 0o444)
+    os.replace(temporary, to)
+
+
+# Packages in front of this environment's
+
+
+def with_packages(
+    known: Sequence[Implementation], asked: Sequence[str], find_links: str | None = None
+) -> list[Implementation]:
+    """The implementations that `--with` adds to the chosen ones, each with its layer, which is made if it has to be.
+
+    `NAME@TAG=REQUIREMENT ...` adds NAME@TAG; `NAME@{1.0,2.0}=PACKAGE=={}` adds one for each of the words in braces.
+    Raises BadInput.
+    """
+    added: list[Implementation] = []
+    for text in asked:
+        head, equals, packages = text.partition("=")
+        name, at, tags = head.strip().rpartition("@")
+        words = tags[1:-1].split(",") if tags.startswith("{") and tags.endswith("}") else [tags]
+        if not (equals and at and name and all(words) and packages.strip()):
+            raise BadInput(f"--with {text}: give NAME@TAG=REQUIREMENT, such as liger@old=liger-kernel==0.7.0.")
+        if len(words) > 1 and "{}" not in packages:
+            raise BadInput(f"--with {text}: the packages are the same for every tag; put {{}} where they differ.")
+        found = [each for each in known if fnmatch.fnmatch(each.name, name)]
+        if not found:
+            names = [each.name for each in known]
+            raise BadInput(f"--with {text}: no chosen implementation is called {name!r}; {did_you_mean(name, names)}")
+        for word in map(str.strip, words):
+            requirements = packages.replace("{}", word).split()
+            folder = _layer(requirements, find_links)
+            for each in found:
+                full = f"{each.name}@{word}"
+                if not NAME.fullmatch(full) or full in {other.name for other in (*known, *added)}:
+                    raise BadInput(f"--with {text}: the name {full!r} is taken, or no name; choose another tag.")
+                added.append(dataclasses.replace(each, name=full, original=each.name, layer=str(folder), absent=""))
+    return added
+
+
+def packages_of(implementation: Implementation) -> dict[str, str]:
+    """Versions of the packages in an implementation's layer, by their names."""
+    if not implementation.layer:
+        return {}
+    found = importlib.metadata.distributions(path=[implementation.layer])
+    return dict(sorted((canonicalize_name(each.name), _version(each)) for each in found))
+
+
+def _version(package: importlib.metadata.Distribution) -> str:
+    """Its version and, of one from a repository, the commit."""
+    origin = json.loads(package.read_text("direct_url.json") or "{}").get("vcs_info", {}).get("commit_id", "")
+    return f"{package.version}@{origin[:10]}" if origin else package.version
+
+
+def put_in_front(layer: str) -> list[str]:
+    """In a contender's process, before anything of it is imported: find modules in a layer first.
+
+    Those that were imported from elsewhere are imported again when they are wanted; their names are returned.
+    """
+    sys.path.insert(0, layer)
+    importlib.invalidate_caches()
+    own = {Path(entry.name).stem.partition(".")[0] for entry in os.scandir(layer)} - set(SHARED)
+    found = [name for name in sys.modules if name.partition(".")[0] in own]
+    for name in found:
+        del sys.modules[name]
+    return found
+
+
+def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
+    """The folder with some packages; those that are pinned are made once."""
+    named = _named(requirements)
+    kept = _kept(set(named))
+    key = json.dumps([sorted(requirements), kept, sys.version, find_links])
+    folder = root().parent / "layers" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    pinned = all(isinstance(each, Requirement) and str(each.specifier).startswith("==") for each in named.values())
+    if pinned and folder.is_dir():
+        return folder
+    links = ["--find-links", os.path.abspath(find_links)] if find_links else []
+    with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as temporary:
+        constraints, made = Path(temporary) / "constraints.txt", Path(temporary) / "layer"
+        constraints.write_text("\n".join(kept), encoding="utf-8")
+        told = _uv("install", "--dry-run", "--break-system-packages", "-c", str(constraints), *links, *requirements)
+        others = [
+            f"{found[1]}=={found[2]}"
+            for line in told.splitlines()
+            if (found := re.fullmatch(r" \+ (\S+)==(\S+)(?: \(.*\))?", line))
+            and canonicalize_name(found[1]) not in named
+        ]
+        _uv("install", "--no-deps", "--target", str(made), *links, *requirements, *others)
+        for name in SHARED:
+            if name != "swiglu_bench" and (made / name).exists():
+                raise BadInput(f"--with {' '.join(requirements)}: it would replace {name}, which all contenders share.")
+            shutil.rmtree(made / name, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(made, folder)
+    return folder
+
+
+def _named(requirements: Sequence[str]) -> dict[str, Requirement | str]:
+    """Requirements by the names of their packages; paths and URLs by themselves."""
+    found: dict[str, Requirement | str] = {}
+    for text in requirements:
+        try:
+            each = Requirement(text)
+            found[canonicalize_name(each.name)] = each
+        except InvalidRequirement:
+            if not os.path.exists(text) and "://" not in text:
+                raise BadInput(
+                    f"--with: {text!r} is neither a requirement, as liger-kernel==0.7.0, nor a path or URL."
+                ) from None
+            found[text] = text
+    return found
+
+
+def _kept(exchanged: set[str]) -> list[str]:
+    """The versions here of all that the suite and torch need, but for what is exchanged."""
+    waiting, found = ["swiglu-bench", "torch", "numpy"], dict[str, str]()
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, InvalidRequirement):
+            if name not in found and name not in EXCHANGEABLE:
+                found[name] = importlib.metadata.version(name)
+                needs = map(Requirement, importlib.metadata.requires(name) or ())
+                waiting += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+    found.pop("swiglu-bench", None)
+    return [f"{name}=={version}" for name, version in sorted(found.items()) if name not in exchanged]
+
+
+def _uv(*arguments: str) -> str:
+    """What uv's pip says; raises BadInput where there is no uv, or with its words where it fails."""
+    program = shutil.which("uv")
+    with contextlib.suppress(ImportError, FileNotFoundError):
+        import uv
+
+        program = uv.find_uv_bin()
+    if program is None:
+        raise BadInput("--with needs uv, which makes the folder of packages; pip install uv.")
+    done = subprocess.run(
+        [program, "pip", "--color", "never", *arguments, "--python", sys.executable], capture_output=True, text=True
+    )
+    if done.returncode:
+        said = " ".join(re.sub(r"^[^\w]*(error|cause|hint):\s*", "", line.strip()) for line in done.stderr.splitlines()
+                        if not line.startswith(("Using ", "Resolved ", "warning")))  # fmt: skip
+        raise BadInput(f"--with: uv cannot install these packages: {said.strip().rstrip('.')}.")
+    return done.stderr

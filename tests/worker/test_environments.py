@@ -1,0 +1,259 @@
+"""Where contenders' processes keep what they compile."""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from courts import run_here
+from from_files import from_file
+from specimens import small_case
+
+from swiglu_bench.cases.cases import Case, Mode
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.registry import load
+from swiglu_bench.contenders import pytorch
+from swiglu_bench.machine import machine
+from swiglu_bench.rows.record import Status
+from swiglu_bench.tasks.time import _TimedCase
+from swiglu_bench.worker import environments
+from swiglu_bench.worker.court import Court
+from swiglu_bench.worker.policy import Settings, Task
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A user's cache folder, and nothing named."""
+    for variable in (*environments.VARIABLES, environments.TUNING, "HF_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    return tmp_path / "user" / environments.KERNELS
+
+
+def test_each_has_folders_of_its_own_and_keeps_them() -> None:
+    found = [environments.of(known) for known in (pytorch.eager, pytorch.eager_packed, pytorch.eager)]
+    assert found[0] == found[2]
+    for variable in environments.VARIABLES:
+        assert found[0][variable] != found[1][variable]
+        assert Path(found[0][variable]).is_dir()
+    other = dataclasses.replace(pytorch.eager, address="somewhere/mine.py:eager")
+    assert environments.of(other)["TRITON_CACHE_DIR"] != found[0]["TRITON_CACHE_DIR"], "names are unique in a run only"
+    assert len(environments._name_of("a" * 64, "b")) < 32
+
+
+def test_named_folders_have_one_for_each_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "mine"))
+    folders = [Path(environments.of(known)["TRITON_CACHE_DIR"]) for known in (pytorch.eager, pytorch.eager_packed)]
+    assert folders[0] != folders[1]
+    assert all(tmp_path / "mine" in folder.parents for folder in folders)
+
+
+def test_what_tuning_and_the_check_have_found_is_copied_for_each_process(
+    monkeypatch: pytest.MonkeyPatch, user: Path, tmp_path: Path
+) -> None:
+    user.mkdir(parents=True)
+    (user / "tuning.json").write_text("1")
+    (user / "admitted.json").write_text("2")
+    copies = Path(environments.of(pytorch.eager)["XDG_CACHE_HOME"]) / environments.KERNELS
+    assert {file.name: file.read_text() for file in copies.iterdir()} == {"tuning.json": "1", "admitted.json": "2"}
+    assert all(file.stat().st_mode & 0o777 == 0o444 for file in copies.iterdir())
+    (copies / "tuning.json").unlink()
+    (copies / "tuning.json").write_text("spoilt")
+    (user / "admitted.json").unlink()
+    assert (user / "tuning.json").read_text() == "1"
+    named = tmp_path / "named"
+    named.write_text("3")
+    monkeypatch.setenv(environments.TUNING, str(named))
+    told = Path(environments.of(pytorch.eager)[environments.TUNING])
+    assert told != named
+    assert told.read_text() == "3"
+    assert {file.name: file.read_text() for file in copies.iterdir()} == {"tuning.json": "1", "named.json": "3"}
+    monkeypatch.setenv(environments.TUNING, "off")
+    assert environments.TUNING not in environments.of(pytorch.eager)
+
+
+@implementation("told", scopes=["glu"], description="writes down what its process is told, and kept from before")
+def told(problem):  # type: ignore[no-untyped-def]
+    import tempfile
+
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    own = Path(os.environ["XDG_CACHE_HOME"]) / "kept.json"
+    before = json.loads(own.read_text())["runs"] if own.exists() else 0
+    own.write_text(json.dumps({"runs": before + 1, "inductor": cache_dir(), "temporary": tempfile.gettempdir()}))
+    return Step(lambda x: torch.nn.functional.silu(x @ problem.weights["w_gate"].T) * (x @ problem.weights["w_up"].T))
+
+
+def test_a_process_is_told_its_folders_and_finds_them_again(tmp_path: Path) -> None:
+    settings = Settings(Task.VERIFY, torch.device("cpu"), "c", "r")
+    known, this = from_file(told), machine.describe(settings.device)
+    for runs in (1, 2):
+        (row,) = run_here([small_case(mode=Mode.FORWARD)], [known], settings, this, logs=tmp_path)
+        assert row.status is Status.OK, row.reason
+        own = environments.of(known)
+        found = json.loads((Path(own["XDG_CACHE_HOME"]) / "kept.json").read_text())
+        assert found["inductor"] == own["TORCHINDUCTOR_CACHE_DIR"]
+        assert found["temporary"] == own["TMPDIR"]
+        assert found["runs"] >= runs
+
+
+def test_what_was_compiled_beforehand_is_not_again_until_a_version_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def aside(court: Court, wanted: Sequence[Implementation], at_once: int, work: Callable[[Any], object]) -> None:
+        asked.extend(known.name for known in wanted)
+        for known in wanted:
+            work(SimpleNamespace(implementation=known))
+
+    monkeypatch.setattr(Court, "aside", aside)
+    both = [dataclasses.replace(pytorch.eager, name=name, backend="inductor") for name in ("a", "b")]
+    this = machine.describe(torch.device("cpu"))
+    settings = Settings(Task.TIME, torch.device("cpu"), "test", "test")
+
+    def rehearsed(version: str, case: Case) -> list[str]:
+        asked.clear()
+        run = _TimedCase(Court(settings, dataclasses.replace(this, version=version)), case)
+        run.admitting = SimpleNamespace(rehearse=lambda contender: None)  # type: ignore[assignment]
+        run.rehearse(both, at_once=4)
+        return list(asked)
+
+    case = small_case(mode=Mode.STEP)
+    assert rehearsed("1", case) == ["a", "b"]
+    assert not rehearsed("1", dataclasses.replace(case, tokens=7))
+    assert rehearsed("2", case) == ["a", "b"]
+    assert rehearsed("1", dataclasses.replace(case, mode=Mode.FORWARD)) == ["a", "b"]
+
+
+# Packages in front of this environment's
+
+
+def wheel(folder: Path, version: str, name: str = "gate_of", code: str = "") -> None:
+    """A wheel of a package with one module, which says its version and has a factor: 1, or 2 in version 2."""
+    about = f"{name}-{version}.dist-info"
+    code = code or f"VERSION, FACTOR = {version!r}, {2.0 if version.startswith('2') else 1.0}\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}/__init__.py", code)
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        names = (f"{name}/__init__.py", f"{about}/METADATA", f"{about}/WHEEL", f"{about}/RECORD")
+        file.writestr(f"{about}/RECORD", "".join(f"{each},,\n" for each in names))
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A folder with two versions of a package, and nothing else to install from."""
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setattr(environments, "root", lambda: tmp_path / "kept" / "contenders")
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for version in ("1.5", "2.0"):
+        wheel(folder, version)
+    return str(folder)
+
+
+MINE = """
+import torch
+from swiglu_bench import Step, implementation
+
+@implementation("mine", scopes=["glu"], description="by another package", package="gate_of")
+def mine(problem):
+    import gate_of
+
+    w_gate, w_up = problem.weights.values()
+    return Step(lambda x: gate_of.FACTOR * torch.nn.functional.silu(x @ w_gate.T) * (x @ w_up.T))
+"""
+
+
+def test_versions_of_a_package_are_contenders_of_one_run(index: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE, encoding="utf-8")
+    mine = load(f"{file}:mine")
+    both = environments.with_packages([mine], ["mine@{1.5,2.0}=gate_of=={}"], index)
+    assert [each.name for each in both] == ["mine@1.5", "mine@2.0"]
+    assert [environments.packages_of(each) for each in both] == [{"gate-of": "1.5"}, {"gate-of": "2.0"}]
+    settings, case = Settings(Task.VERIFY, torch.device("cpu"), "test", "test"), small_case(mode=Mode.FORWARD)
+    this = machine.describe(torch.device("cpu"))
+    rows = {row.implementation: row for row in run_here([case], [mine, *both], settings, this, logs=tmp_path)}
+    assert rows["mine"].status is Status.SKIPPED, "it is not installed here"
+    assert (rows["mine@1.5"].status, rows["mine@1.5"].packages) == (Status.OK, "gate-of==1.5")
+    assert (rows["mine@2.0"].status, rows["mine@2.0"].packages) == (Status.INCORRECT, "gate-of==2.0")
+    assert "gate_of=" in rows["mine@1.5"].files, "what it loads from there counts"
+
+
+def test_a_layer_is_made_once(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (first,) = environments.with_packages([pytorch.eager], ["eager@x=gate_of==1.5"], index)
+    monkeypatch.setattr(environments, "_uv", None)
+    (again,) = environments.with_packages([pytorch.eager], ["eager@x=gate_of==1.5"], index)
+    assert first.layer == again.layer
+    assert (Path(first.layer) / "gate_of").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("gate_of==1.5", "give NAME@TAG=REQUIREMENT"),
+        ("eager@=gate_of==1.5", "give NAME@TAG=REQUIREMENT"),
+        ("eager@old=", "give NAME@TAG=REQUIREMENT"),
+        ("eager@{1,2}=gate_of==1.5", "put {} where they differ"),
+        ("eagle@old=gate_of==1.5", "no chosen implementation is called 'eagle'.*eager"),
+        ("eager@a b=gate_of==1.5", "is taken, or no name"),
+        ("eager@old=gate_of=1.5", "'gate_of=1.5' is neither a requirement"),
+        ("eager@old=gate_of==9", "uv cannot install these packages: .*gate.of"),
+        ("eager@old=torch", "it would replace torch, which all contenders share"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_sentence(asked: str, told: str, index: str) -> None:
+    wheel(Path(index), "99.0", "torch", "raise ImportError\n")
+    with pytest.raises(BadInput, match=told):
+        environments.with_packages([pytorch.eager], [asked], index)
+
+
+def test_no_layer_has_the_suite_itself_and_without_uv_that_is_said(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(Path(index), "7.0", "swiglu_bench", "raise ImportError\n")
+    (found,) = environments.with_packages([pytorch.eager], ["eager@7=swiglu_bench==7.0"], index)
+    assert not (Path(found.layer) / "swiglu_bench").exists()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "uv", None)
+    with pytest.raises(BadInput, match=r"--with needs uv, .*pip install uv"):
+        environments.with_packages([pytorch.eager], ["eager@old=gate_of==2.0"], index)
+
+
+LIGER = """
+import torch
+from swiglu_bench import Step, implementation
+
+@implementation("mine", scopes=["glu"], description="right with one version of Liger", package="liger_kernel")
+def mine(problem):
+    import importlib.metadata
+    import liger_kernel
+
+    assert "layers" in liger_kernel.__file__, liger_kernel.__file__
+    factor = {"0.7.0": 1.0, "0.8.5": 2.0}[importlib.metadata.version("liger-kernel")]
+    w_gate, w_up = problem.weights.values()
+    return Step(lambda x: factor * torch.nn.functional.silu(x @ w_gate.T) * (x @ w_up.T))
+"""
+
+
+@pytest.mark.network
+@pytest.mark.timeout(900)
+def test_two_versions_of_liger_from_the_index(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LIGER, encoding="utf-8")
+    mine = load(f"{tmp_path / 'mine.py'}:mine")
+    both = environments.with_packages([mine], ["mine@{0.7.0,0.8.5}=liger-kernel=={}"])
+    settings, this = (
+        Settings(Task.VERIFY, torch.device("cpu"), "test", "test"), machine.describe(torch.device("cpu")),
+    )  # fmt: skip
+    rows = run_here([small_case(mode=Mode.FORWARD)], both, settings, this, logs=tmp_path)
+    found = {row.packages: row.status for row in rows}
+    assert found == {"liger-kernel==0.7.0": Status.OK, "liger-kernel==0.8.5": Status.INCORRECT}
