@@ -102,13 +102,14 @@ def of_address(implementation: str, address: str) -> dict[str, str]:
 
 
 def _of_user() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
 def _handed_in(cache: Path) -> Iterator[tuple[str, str]]:
     """Copy what tuning and the kernels' check have found to where a process looks for it, anew for each process."""
-    folder, given = cache / KERNELS, (_of_user() / KERNELS).glob("*.json")
-    copies = {folder / file.name: file for file in given if file.is_file()}
+    folder, copies = cache / KERNELS, dict[Path, Path]()
+    with contextlib.suppress(OSError):  # such as a cache that this user may not read
+        copies = {folder / file.name: file for file in (_of_user() / KERNELS).glob("*.json") if file.is_file()}
     named = os.environ.get(TUNING, "")
     if named and named != "off":
         yield TUNING, str(folder / "named.json")

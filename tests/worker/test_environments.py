@@ -50,6 +50,14 @@ def test_each_has_folders_of_its_own_and_keeps_them() -> None:
     assert len(environments._name_of("a" * 64, "b")) < 32
 
 
+def test_a_cache_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A name that is too long for the system fails for every user, as a folder that may not be entered does."""
+    for unreadable in (tmp_path / ("a" * 300), tmp_path / "file"):
+        (tmp_path / "file").write_text("no folder", encoding="utf-8")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(unreadable))
+        assert Path(environments.of(pytorch.eager)["XDG_CACHE_HOME"]).is_dir()
+
+
 def test_named_folders_have_one_for_each_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "mine"))
     folders = [Path(environments.of(known)["TRITON_CACHE_DIR"]) for known in (pytorch.eager, pytorch.eager_packed)]
