@@ -159,6 +159,8 @@ def test_what_else_differs_is_told() -> None:
     assert moved.startswith("1 case was on another GPU")
     assert crowded == "Another process used the GPU during the second run."
     assert not compare(here, here, 0.02).warnings
+    (told,) = compare(changed(a_run(), packages="liger-kernel==0.7.0"), a_run(), 0.02).warnings
+    assert told == "mine ran with liger-kernel==0.7.0 before, and with this environment's packages after."
     more = dataclasses.replace(a_run(), records=[*a_run().records, a_record(implementation="new")])
     *_, told = compare(a_run(), more, 0.02).warnings
     assert told == "Only the second run has 1 rows, such as small glu forward float32 tokens=7, of new."
