@@ -68,7 +68,8 @@ DtypeOption = Annotated[Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \
 ScopeOption = Annotated[Text, option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; or experts, "
     "for a shape with experts. \\[default: glu, or experts for such shapes; verify, audit: all]")]
 Impl = Annotated[Texts, option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs "
-    "that file's code); comma-separated or repeated.", autocompletion=complete_implementations)]
+    "that file's code; the name of its only one may be left out); comma-separated or repeated.",
+    autocompletion=complete_implementations)]
 SkipImpl = Annotated[Texts, option(WHAT, "All implementations except these: names or globs.",
     autocompletion=complete_implementations)]
 Packages = Annotated[Texts, option(WHAT, "Implementations again, with other packages, which uv fetches: "

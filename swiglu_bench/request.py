@@ -323,7 +323,7 @@ def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> froze
         known.name
         for known in chosen
         if not patterns
-        or known.address in patterns
+        or {known.address, known.address.rpartition(":")[0]} & {*patterns}
         or any(fnmatch.fnmatch(known.original or known.name, part) for part in patterns)
     )
 

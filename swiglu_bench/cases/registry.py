@@ -30,10 +30,13 @@ def entry_point_addresses() -> list[str]:
 
 
 def load(address: str) -> Implementation:
-    """The Implementation at `path/to/file.py:name` or of an entry point. This runs its file or imports its package."""
+    """The Implementation at `path/to/file.py:name` or of an entry point. This runs its file or imports its package.
+
+    Of a file that has only one, the name may be left out.
+    """
     entry = _published().get(address)
     found = _from_entry_point(entry, address) if entry else from_file(address)
-    return dataclasses.replace(found, address=address)
+    return dataclasses.replace(found, address=f"{address}:{found.name}" if address.endswith(".py") else address)
 
 
 def find(declared: Implementation) -> Implementation:
@@ -68,16 +71,16 @@ def _from_entry_point(entry: EntryPoint, address: str) -> Implementation:
 
 
 def check_file(spec: str) -> None:
-    """Raise BadInput unless `path/to/file.py:name` names a file."""
-    path = spec.rpartition(":")[0]
+    """Raise BadInput unless `path/to/file.py:name`, or the path alone, names a file."""
+    path = spec if spec.endswith(".py") else spec.rpartition(":")[0]
     if not os.path.isfile(path):
         raise BadInput(f"--impl {spec}: there is no file {path!r}; give path/to/file.py:name.")
 
 
 def from_file(spec: str) -> Implementation:
-    """The Implementation that `path/to/file.py:name` names. This runs the file's code."""
+    """The Implementation that `path/to/file.py:name` names, or the only one at a path. This runs the file's code."""
     check_file(spec)
-    path, _, name = spec.rpartition(":")
+    path, _, name = (spec, "", "") if spec.endswith(".py") else spec.rpartition(":")
     module_spec = importlib.util.spec_from_file_location(f"swiglu_bench_user_{Path(path).stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -89,6 +92,12 @@ def from_file(spec: str) -> Implementation:
         raise BadInput(f"--impl {spec}: {path} failed to import: {one_line(error)}.") from error
     offered = {value.name: value for value in vars(module).values() if isinstance(value, Implementation)}
     chosen = offered.get(name) or getattr(module, name, None)
+    if not name:
+        chosen = next(iter(offered.values())) if len(offered) == 1 else None
+        if len(offered) > 1:
+            raise BadInput(
+                f"--impl {spec}: {path} has {', '.join(offered)}; name one, as in {path}:{next(iter(offered))}."
+            )
     if not isinstance(chosen, Implementation):
         names = ", ".join(offered) or "none (decorate a build function with swiglu_bench.implementation)"
         raise BadInput(f"--impl {spec}: {path} has no implementation {name!r}; it offers: {names}.")
@@ -122,7 +131,7 @@ def select(
             chosen.update(hits)
         return chosen
 
-    files = [spec for spec in wanted if ".py:" in spec]
+    files = [spec for spec in wanted if ".py:" in spec or spec.endswith(".py")]
     keep = matches([spec for spec in wanted if spec not in files], "--impl")
     if not wanted:
         keep = {known.name for known in catalogue if not known.on_request} if unasked is None else {*unasked}

@@ -65,6 +65,7 @@ def test_two_of_one_name_are_refused(user_file: Path, tmp_path: Path) -> None:
     assert "the name 'mine' is taken" in complaint(CATALOGUE, [f"{user_file}:mine", f"{again}:mine"])
     assert "the name 'mine' is taken" in complaint([*CATALOGUE, dummy("mine")], [f"{user_file}:mine"])
     assert "has no implementation 'gone'; it offers: mine, swapped" in complaint(CATALOGUE, [f"{user_file}:gone"])
+    assert f"name one, as in {user_file}:mine" in complaint(CATALOGUE, [str(user_file)])
     assert "has no implementation 'not_an" in complaint(CATALOGUE, [f"{user_file}:not_an_implementation"])
     assert "there is no file" in complaint(CATALOGUE, [f"{tmp_path}/gone.py:mine"])
 
@@ -81,6 +82,7 @@ def test_a_file_names_an_implementation_or_its_variable(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert from_file(f"{path}:my-kernel").name == from_file(f"{path}:variable").name == "my-kernel"
+    assert load(str(path)).address == f"{path}:my-kernel", "the only one"
 
 
 @pytest.mark.parametrize(
