@@ -86,6 +86,7 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
     if options.detail and command == "memory":
         raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
     check_wandb(options)
+    _check_names(options)
     if options.save_baseline is not None:
         run_folder.baseline_place(options.save_baseline, command)
         if not options.csv:
@@ -115,6 +116,24 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         for path in dict.fromkeys(known.file for known in chosen if ".py:" in known.address):
             say(f"Note: --impl runs the code of {path}.")
         yield Request(command, options, settings, cases, chosen, places, workload)
+
+
+def _check_names(options: SweepOptions) -> None:
+    """Tell a typo before torch is imported, which takes seconds. Raises BadInput."""
+    from swiglu_bench.cases.registry import entry_point_addresses, select
+    from swiglu_bench.cases.shapes import load_shapes
+    from swiglu_bench.contenders import CATALOGUE
+
+    checks: dict[str, Callable[[str], object]] = {
+        "shapes": lambda names: load_shapes(names, options.seed), "tokens": parse_tokens, "dtype": parse_dtypes,
+        "scope": scopes_of, "precision": parse_precisions,
+    }  # fmt: skip
+    for name, check in checks.items():
+        if (given := getattr(options, name)) is not None:
+            check(given)
+    plain = [name for name in split(options.impl, "--impl") if ".py" not in name]
+    if plain and not entry_point_addresses():
+        select(CATALOGUE, plain)
 
 
 def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str) -> Settings:

@@ -1,4 +1,4 @@
-"""Help and shell completion answer at once: no command line imports the heavy packages to print text."""
+"""Help, shell completion and typos answer at once: no command line imports the heavy packages to print text."""
 
 import json
 import os
@@ -20,16 +20,23 @@ texts = {}
 for line in sys.argv[1:]:
     words = line.split()
     os.environ.pop("_SWIGLU_BENCH_COMPLETE", None)
-    if not line.endswith(("--help", "--help-all", "--version")):
+    if not line.endswith(("--help", "--help-all", "--version", "typo")):
         os.environ |= {"_SWIGLU_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
     sys.argv = words
-    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
-        main()
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(text):
+        with contextlib.suppress(SystemExit):
+            main()
     texts[line] = text.getvalue()
 import swiglu_bench.contenders
 print(json.dumps({"texts": texts, "modules": list(sys.modules)}))
 """
-LINES = ["swiglu-bench --help", "swiglu-bench --version", "swiglu-bench forward --help-all", *COMPLETIONS]
+TYPOS = {
+    "swiglu-bench forward --shapes typo": "there is no shape or sweep 'typo'",
+    "swiglu-bench verify --impl typo": "no implementation is called 'typo'",
+    "swiglu-bench memory --tokens typo": "'typo'",
+    "swiglu-bench step --dtype typo": "typo",
+}
+LINES = [*TYPOS, "swiglu-bench --help", "swiglu-bench --version", "swiglu-bench forward --help-all", *COMPLETIONS]
 LINES += [f"swiglu-bench {name} --help" for commands in PANELS.values() for name in commands]
 
 
@@ -45,6 +52,11 @@ def told() -> dict[str, dict[str, str]]:
 
 def test_nothing_heavy_is_imported(told: dict[str, dict[str, str]]) -> None:
     assert HEAVY.isdisjoint(told["modules"])
+
+
+def test_typos_are_told(told: dict[str, dict[str, str]]) -> None:
+    for line, complaint in TYPOS.items():
+        assert complaint in told["texts"][line]
 
 
 def test_every_command_has_help(told: dict[str, dict[str, str]]) -> None:
