@@ -10,7 +10,9 @@ import csv
 import dataclasses
 import functools
 import io
+import math
 import os
+import sys
 import types
 import typing
 import warnings
@@ -140,6 +142,11 @@ def together(names: Sequence[str], between: str = "and") -> str:
     return f" {between} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+SIGNED = frozenset({"", "share", "nats", "°C", "UTC"})
+"""Units of figures that may be negative or, where something is wrong, not finite."""
+RATIOS = frozenset({"ratio", "ratio_low", "ratio_high", "aa_ratio", "aa_low", "aa_high"})
+
+
 class CutShort(UserWarning):
     """The last row of a file ends in the middle and is left out."""
 
@@ -187,7 +194,18 @@ def typed(kind: type[Row], row: Mapping[str, str], make: Callable[..., Row] | No
         raise ValueError("a line has more or fewer cells than the header")
     if unknown := [name for name in row if name not in hints]:
         raise ValueError(f"the column {unknown[0]} is not known")
-    return (make or kind)(**{name: _value(hints[name], text) for name, text in row.items()})
+    values = {name: _value(hints[name], text) for name, text in row.items()}
+    for name, value in values.items():
+        if isinstance(value, int | float) and (name in _measured(typing.cast(Any, kind)) or name in RATIOS):
+            most = math.inf if name in RATIOS else sys.float_info.max
+            if not 0 <= value <= most or (name in RATIOS and value == 0):
+                raise ValueError(f"{name} is {row[name]}")
+    return (make or kind)(**values)
+
+
+@functools.cache
+def _measured(kind: Any) -> frozenset[str]:
+    return frozenset(name for name, figure in figures(kind).items() if figure.unit not in SIGNED)
 
 
 @functools.cache

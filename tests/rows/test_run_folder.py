@@ -1,5 +1,6 @@
 """The files of a run's folder, and named baselines."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, m
 
 
 def test_values_and_types_come_back(tmp_path: Path) -> None:
-    figures = {"time_ms": 1.5, "ratio": math.nan, "error_ratio": math.inf, "flops": 2**60 + 1, "rounds": 10}
+    figures = {"time_ms": 1.5, "error": math.nan, "error_ratio": math.inf, "flops": 2**60 + 1, "rounds": 10}
     write(
         tmp_path,
         a_bare_record(**figures, reason="NA"),
@@ -51,6 +52,16 @@ def test_values_and_types_come_back(tmp_path: Path) -> None:
         texts = {"status": ["ok", "skipped"], "reason": ["NA", "None, or null"], "gradients": ["x w_gate w_up", ""]}
         assert {name: frame[name].tolist() for name in texts} == texts
         assert (frame["comparable"].tolist(), frame["l2"].tolist()) == ([True, False], ["", ""])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("time_ms", -5), ("time_ms", math.inf), ("ratio", math.nan), ("aa_low", 0.0), ("tokens", -1), ("tflops", -0.5)],
+)
+def test_a_figure_that_cannot_be_is_told(tmp_path: Path, name: str, value: float) -> None:
+    write(tmp_path, dataclasses.replace(a_bare_record(time_ms=1.5), **{name: value}))
+    with pytest.raises(BadInput, match=rf"line 2: {name} is {value:.9g}\."):
+        read_rows(tmp_path)
 
 
 @pytest.mark.parametrize(
