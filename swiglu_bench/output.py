@@ -130,7 +130,7 @@ def wandb_run(
 
 
 def about(request: Request, this: Machine) -> dict[str, Any]:
-    """The content of run.json: the command, its options, the settings that follow from them, the machine."""
+    """The content of run.json: the command, its options, the settings that follow from them, the machine, versions."""
     settings = request.settings
     how = {
         "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
@@ -139,7 +139,8 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "command": settings.command, "run_id": settings.run_id, "options": given(request.options), "settings": how,
-        "machine": this.as_dict(), **({"workload": request.workload} if request.workload else {}),
+        "machine": this.as_dict(), "versions": {known.name: _versions(known) for known in request.implementations},
+        **({"workload": request.workload} if request.workload else {}),
     }  # fmt: skip
 
 

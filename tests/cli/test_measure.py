@@ -44,6 +44,7 @@ def test_a_timing_run_leaves_its_rows_and_samples() -> None:
     ran = swiglu_bench("forward", *SMALL, "--tokens", "3,7", "--scope", "glu,mlp", *QUICK, "--out", folder)
     assert (ran.code, ran.err) == (0, "")
     assert {path.name for path in folder.iterdir()} == FILES
+    assert json.loads((folder / "run.json").read_text())["versions"].keys() == {"eager", "eager-packed"}
     rows = records(folder)
     keys = [(row["scope"], row["tokens"], row["implementation"]) for row in rows]
     assert keys == [
