@@ -20,20 +20,19 @@ from swiglu_bench.cli.listing import table
 from swiglu_bench.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
 from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.record import LAYOUTS
 from swiglu_bench.show import text
 
 if TYPE_CHECKING:
     import torch
 
     from swiglu_bench.machine.ceilings_cache import Limits, MeasuredRate
-    from swiglu_bench.tasks.noise import Pair, Summary
+    from swiglu_bench.rows.record import Record
+    from swiglu_bench.tasks.noise import Summary
 
 Measure = Callable[[], "MeasuredRate"]
 SHAPES = "llama7b,llama3-8b,llama3-70b"
 """Whose products `ceilings` measures on a GPU, at 8192 tokens; on a CPU those of the smoke shape, at 512."""
-NOISE_COLUMNS = (
-    "pair", "time_ms", "ratio", "ratio_low", "ratio_high", "noise", "verdict", "detectable", "rounds", "stopped_by",
-)  # fmt: skip
 SEVERITY_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 
 
@@ -163,10 +162,10 @@ def noise(
     if path.exists():
         raise BadInput(f"--out: {path} is already there; give a new file.")
     settings = Settings(Task.TIME, chosen, "noise", machine.run_id(machine.now()), rule=Rule(budget_s=budget))
-    found: list[Pair] = []
+    found: list[Record] = []
     with held(chosen, wait), ExitStack() as stack:
         run_folder.create_folder(path.parent)
-        file = text.Table(path, NOISE_COLUMNS)
+        file = text.Table(path, LAYOUTS["noise"].header())
         others = stack.enter_context(competitors(chosen)) if under_load else 0
         beside = f" beside {others} programs that compete with them" if others else ""
         screen.say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")
@@ -177,16 +176,15 @@ def noise(
             for number in range(pairs):
                 bar.tell(f"timing pair {number + 1} of {pairs}", number)
                 found.append(next(series))
-                file.append([_noise_row(number, found[-1])])
+                file.append([found[-1].row().values()])
         except KeyboardInterrupt:
             screen.say(f"Interrupted after {len(found)} pairs.", style="yellow")
     if len(found) < 2:
         raise typer.Exit(INTERRUPTED)
     summary = measuring.summarise(found)
     if form == "json":
-        rows = [dict(zip(NOISE_COLUMNS, _noise_row(*pair), strict=True)) for pair in enumerate(found)]
         about = {"kind": "noise", "machine": this.as_dict(), "file": str(path), **dataclasses.asdict(summary)}
-        text.put(text.as_json(about | {"rows": rows}))
+        text.put(text.as_json(about | {"rows": [pair.row() for pair in found]}))
     else:
         screen.console.print(_noise_table(summary, found))
     screen.say(f"Every pair: {path}")
@@ -195,21 +193,13 @@ def noise(
     raise typer.Exit(int(summary.false_positives > 0.05 * len(found)))
 
 
-def _noise_row(number: int, pair: Pair) -> list[object]:
-    ratio = pair.ratio
-    return [
-        number, pair.time_ms, ratio.median, ratio.low, ratio.high, pair.noise, pair.verdict.value, pair.detectable,
-        pair.rounds, pair.stopped_by,
-    ]  # fmt: skip
-
-
 def _share(difference: float) -> str:
     return f"{difference:.3%}" if difference < 1 else f"{1 + difference:.3g} times"
 
 
-def _noise_table(summary: Summary, pairs: Sequence[Pair]) -> Table:
+def _noise_table(summary: Summary, pairs: Sequence[Record]) -> Table:
     found = table("Noise floor of this machine", "figure", "value", "meaning", right=["value"])
-    times = sorted(pair.time_ms for pair in pairs)
+    times = sorted(pair.time_ms or 0.0 for pair in pairs)
     eighty, ninety_five = summary.detectable
     count = summary.pairs
     for row in (

@@ -350,6 +350,12 @@ class Record:
     difference_high: Number = figure("upper end", "nats", since=6)
     seconds: Number = figure("duration of the training from this seed", "s", LOWER)
 
+    # noise: one of many pairs of equal contenders
+    pair: Count = figure("number of the pair", since=8)
+    floor: Number = figure("how far from 1 the interval of a further such process reaches, by the baseline's twins",
+        since=8)
+    detectable: Number = figure("the least true difference, faster or slower, that the pair would have shown", since=8)
+
     # audit: `verdict` is one of AuditVerdict
     check: str = text("name of the check")
     # fmt: on
@@ -578,6 +584,9 @@ LAYOUTS = {
         "shape", "scope", "mode", "dtype", "implementation", "baseline", "time_ms", "ratio", "ratio_low", "ratio_high",
         "verdict", "reason",
     )),
+    "noise": FileLayout("noise.csv", (
+        "pair", "time_ms", "ratio", "ratio_low", "ratio_high", "floor", "verdict", "detectable", "rounds", "stopped_by",
+    ), called={"noise": "floor"}),
     "audit": FileLayout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
 }  # fmt: skip
 """By kind of row, as JSON calls it."""

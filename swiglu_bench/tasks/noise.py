@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.measure.rounds import run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, detectable, noise_interval, percentile, verdict
+from swiglu_bench.rows.record import Record
 from swiglu_bench.tasks.case import TWINS
+from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court
@@ -20,39 +24,18 @@ PAIRS_OF_A_CREW = 10
 """Pairs for which the same processes are used: new ones may be slower or faster."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One A/A pair, judged as a sweep judges a contender."""
-
-    time_ms: float
-    ratio: Interval
-    """The ratio of an implementation to itself in another process."""
-    noise: float
-    """How far from 1 the interval of a further such process reaches, by the baseline's twins."""
-    rounds: int
-    stopped_by: str
-
-    @property
-    def verdict(self) -> Verdict:
-        """Anything but a tie is a false positive."""
-        return verdict(self.ratio, self.noise)
-
-    @property
-    def detectable(self) -> float:
-        """The least true difference that this pair would have shown, faster or slower."""
-        return detectable(self.ratio, self.noise)
-
-
-def noise(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Pair]:
+def noise(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Record]:
     """A/A pairs of one implementation without end: a baseline, its twins and a contender, all the same.
 
     Which process has which role is drawn by lot. Raises what a contender's process raises.
     """
     (implementation,) = implementations
+    numbers = itertools.count()
     while True:
         contenders = _built(court, case, implementation)
-        for _ in range(PAIRS_OF_A_CREW):
-            yield _pair(court, case, contenders)
+        for number in itertools.islice(numbers, PAIRS_OF_A_CREW):
+            row = policy.blank(court.settings, court.machine, case, implementation)
+            yield dataclasses.replace(_pair(court, case, contenders, row), pair=number)
         for contender in contenders:
             contender.end()
 
@@ -73,7 +56,7 @@ def _built(court: Court, case: Case, implementation: Implementation) -> list[Con
     return contenders
 
 
-def _pair(court: Court, case: Case, contenders: Sequence[Contender]) -> Pair:
+def _pair(court: Court, case: Case, contenders: Sequence[Contender], row: Record) -> Record:
     lot = random.SystemRandom()
     baseline, contender, *twins = lot.sample(contenders, len(contenders))
     judge = RoundJudge(court, lambda name: ("output",), full_share=0.0)
@@ -90,8 +73,17 @@ def _pair(court: Court, case: Case, contenders: Sequence[Contender]) -> Pair:
     floor = noise_interval([rounds.ratio(twin.name, baseline.name) for twin in twins])
     assert ratio
     assert floor
-    times = rounds.timings[baseline.name].ms
-    return Pair(percentile(times, 50), ratio, floor.noise, len(times), rounds.stopped_by)
+    row = dataclasses.replace(row, stopped_by=rounds.stopped_by)
+    return judged(row, rounds.timings[baseline.name].ms, ratio, floor.noise)
+
+
+def judged(row: Record, times_ms: Sequence[float], ratio: Interval, noise: float) -> Record:
+    """The row of an A/A pair, judged as a sweep judges a contender: a verdict that is no tie is a false positive."""
+    return dataclasses.replace(
+        row, kind="noise", time_ms=percentile(times_ms, 50), rounds=len(times_ms), ratio=ratio.median,
+        ratio_low=ratio.low, ratio_high=ratio.high, floor=noise, verdict=verdict(ratio, noise).value,
+        detectable=detectable(ratio, noise),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,14 +103,15 @@ class Summary:
     """The difference that 80% of the pairs would have shown, and that 95% would have."""
 
 
-def summarise(pairs: Sequence[Pair]) -> Summary:
+def summarise(pairs: Sequence[Record]) -> Summary:
     """Count false positives and condense the pairs to a few figures."""
-    least = [pair.detectable for pair in pairs]
+    least = [pair.detectable or 0.0 for pair in pairs]
+    ratios = [Interval(pair.ratio or 0.0, pair.ratio_low or 0.0, pair.ratio_high or 0.0) for pair in pairs]
     return Summary(
         pairs=len(pairs),
-        false_positives=sum(pair.verdict is not Verdict.TIE for pair in pairs),
-        excluding_1=sum(pair.ratio.excludes(1.0) for pair in pairs),
-        half_width=percentile([pair.ratio.half_width for pair in pairs], 50),
-        noise=percentile([pair.noise for pair in pairs], 50),
+        false_positives=sum(pair.verdict != Verdict.TIE for pair in pairs),
+        excluding_1=sum(ratio.excludes(1.0) for ratio in ratios),
+        half_width=percentile([ratio.half_width for ratio in ratios], 50),
+        noise=percentile([pair.floor or 0.0 for pair in pairs], 50),
         detectable=(percentile(least, 80), percentile(least, 95)),
     )

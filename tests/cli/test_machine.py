@@ -7,13 +7,12 @@ import pytest
 from command_line import swiglu_bench
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cli import machine
 from swiglu_bench.machine import ceilings_cache, doctor, locks
 from swiglu_bench.machine.doctor import Finding, Severity
 from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.statistics import Interval
+from swiglu_bench.rows.record import LAYOUTS, Record
 from swiglu_bench.tasks import noise
-from swiglu_bench.tasks.noise import Pair
 
 pytestmark = pytest.mark.timed
 
@@ -52,11 +51,11 @@ def pairs_of(monkeypatch: pytest.MonkeyPatch, *ratios: float) -> None:
     """The pairs that are measured, until a Ctrl-C."""
     given = iter(ratios)
 
-    def pair(*_: Any) -> Pair:
+    def pair(_: Any, __: Any, ___: Any, row: Record) -> Record:
         middle = next(given, None)
         if middle is None:
             raise KeyboardInterrupt
-        return Pair(2.0, Interval(middle, middle - 0.001, middle + 0.001), 0.002, 60, "precision")
+        return noise.judged(row, [2.0] * 60, Interval(middle, middle - 0.001, middle + 0.001), 0.002)
 
     monkeypatch.setattr(noise, "_built", lambda *_: [])
     monkeypatch.setattr(noise, "_pair", pair)
@@ -70,7 +69,7 @@ def test_noise_counts_false_positives_and_keeps_every_pair(monkeypatch: pytest.M
     assert "2 of 3" in ran.out
     rows = list(csv.DictReader(Path("n.csv").read_text().splitlines()))
     assert [row["verdict"] for row in rows] == ["tie", "faster", "tie"]
-    assert tuple(rows[0]) == machine.NOISE_COLUMNS
+    assert tuple(rows[0]) == LAYOUTS["noise"].header()
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from specimens import a_bare_record
 
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rule, TimedCall, run_rounds
-from swiglu_bench.measure.statistics import noise_interval, percentile
-from swiglu_bench.tasks.noise import Pair, summarise
+from swiglu_bench.measure.statistics import noise_interval
+from swiglu_bench.rows.record import Record
+from swiglu_bench.tasks.noise import judged, summarise
 
 pytestmark = pytest.mark.timed
 
@@ -26,7 +28,7 @@ class SimulatedMachine:
         self.now_s, self.before = 0.0, 0.0
         self.alike, self.apart = alike, apart
 
-    def pair(self, rule: Rule, seed: int) -> Pair:
+    def pair(self, rule: Rule, seed: int) -> Record:
         """One A/A pair, in processes of its own."""
         off = dict(zip(NAMES, np.exp(self.apart * self.generator.standard_normal(len(NAMES))), strict=True))
 
@@ -39,8 +41,7 @@ class SimulatedMachine:
         noise = noise_interval([rounds.ratio(name, "baseline") for name in NAMES[1:4]])
         assert ratio
         assert noise
-        times = rounds.timings["baseline"].ms
-        return Pair(percentile(times, 50), ratio, noise.noise, len(times), rounds.stopped_by)
+        return judged(a_bare_record(), rounds.timings["baseline"].ms, ratio, noise.noise)
 
     def sample(self, off: float) -> Sample:
         own = 0.007 * self.generator.standard_t(3) + (0.5 if self.generator.random() < 0.01 else 0.0)
