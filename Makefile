@@ -41,7 +41,9 @@ test-latest: ## Run the tests with the newest release of every package; results/
 	exit $$(cat $(LATEST)/status)
 
 test-network: $(VENV)/.installed-test ## Run the tests that fetch packages; results/versions has the outcome
-	$(BIN)/pytest -m network -v $(ARGS) tests/worker/test_environments.py | tee results/versions/network.txt
+	@log=results/versions/network.txt; echo "$$ make test-network" >$$log; \
+	$(BIN)/pytest -m network -v --no-header $(ARGS) tests/worker/test_environments.py >>$$log; status=$$?; \
+	cat $$log; exit $$status
 
 test-gpu: $(VENV)/.installed-test ## Run the kernels' tests and those that need a GPU, on one: in WORKERS (4) processes, then alone
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \

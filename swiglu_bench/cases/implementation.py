@@ -26,6 +26,7 @@ import shutil
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.version import Version
@@ -219,6 +220,9 @@ class Implementation:
             return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
         return None
 
+    def _in_layer(self, module: str) -> bool:
+        return bool(self.layer) and PathFinder.find_spec(module.partition(".")[0], [self.layer]) is not None
+
     def unavailable(self, device_type: str, interpreter: bool = False, capability: str = "") -> str | None:
         """Why it cannot run on this machine and device (one sentence), or None if it can.
 
@@ -240,7 +244,7 @@ class Implementation:
                 return self.interpretable
             if on_cpu and (broken := _broken_interpreter()):
                 return broken
-        if self.package and not (_installed(self.package) or os.path.exists(os.path.join(self.layer, self.package))):
+        if self.package and not (_installed(self.package) or self._in_layer(self.package)):
             return f"The package {self.package} is not installed."
         if self.backend == "inductor":
             if on_cpu and not _cpp_compiler():

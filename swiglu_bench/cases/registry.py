@@ -70,9 +70,15 @@ def _from_entry_point(entry: EntryPoint, address: str) -> Implementation:
     return found
 
 
+def _parts(spec: str) -> tuple[str, str]:
+    """The path and the name, "" where there is none, of `path/to/file.py:name`."""
+    path, _, name = spec.rpartition(":")
+    return (spec, "") if spec.endswith(".py") else (path, name)
+
+
 def check_file(spec: str) -> None:
     """Raise BadInput unless `path/to/file.py:name`, or the path alone, names a file."""
-    path = spec if spec.endswith(".py") else spec.rpartition(":")[0]
+    path, _ = _parts(spec)
     if not os.path.isfile(path):
         raise BadInput(f"--impl {spec}: there is no file {path!r}; give path/to/file.py:name.")
 
@@ -80,7 +86,7 @@ def check_file(spec: str) -> None:
 def from_file(spec: str) -> Implementation:
     """The Implementation that `path/to/file.py:name` names, or the only one at a path. This runs the file's code."""
     check_file(spec)
-    path, _, name = (spec, "", "") if spec.endswith(".py") else spec.rpartition(":")
+    path, name = _parts(spec)
     module_spec = importlib.util.spec_from_file_location(f"swiglu_bench_user_{Path(path).stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -91,13 +97,9 @@ def from_file(spec: str) -> Implementation:
     except (Exception, SystemExit) as error:
         raise BadInput(f"--impl {spec}: {path} failed to import: {one_line(error)}.") from error
     offered = {value.name: value for value in vars(module).values() if isinstance(value, Implementation)}
-    chosen = offered.get(name) or getattr(module, name, None)
-    if not name:
-        chosen = next(iter(offered.values())) if len(offered) == 1 else None
-        if len(offered) > 1:
-            raise BadInput(
-                f"--impl {spec}: {path} has {', '.join(offered)}; name one, as in {path}:{next(iter(offered))}."
-            )
+    if not name and len(offered) > 1:
+        raise BadInput(f"--impl {spec}: {path} has {', '.join(offered)}; name one, as in {path}:{next(iter(offered))}.")
+    chosen = offered.get(name or next(iter(offered), "")) or getattr(module, name, None)
     if not isinstance(chosen, Implementation):
         names = ", ".join(offered) or "none (decorate a build function with swiglu_bench.implementation)"
         raise BadInput(f"--impl {spec}: {path} has no implementation {name!r}; it offers: {names}.")

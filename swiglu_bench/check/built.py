@@ -104,9 +104,15 @@ class OwnLayout:
         """This layout, which another process has told; raises ValueError where it is none of weights of these sizes."""
         if self.views.keys() != weights.keys() or {view.parameter for view in self.views.values()} != set(self.sizes):
             raise ValueError("a layout of other weights")
+        if sum(map(math.prod, self.sizes.values())) != sum(map(math.prod, weights.values())):
+            raise ValueError("a layout of more or fewer elements")
         for name, view in self.views.items():
-            reach = view.offset + sum((size - 1) * stride for size, stride in zip(view.size, view.stride, strict=True))
-            if min((*view.size, 1)) < 1 or reach >= math.prod(self.sizes[view.parameter]):
+            reach = 0
+            for stride, size in sorted(zip(view.stride, view.size, strict=True)):
+                if size < 1 or (size > 1 and stride <= reach):
+                    raise ValueError(f"a layout that has an element of {view.parameter!r} twice, or none")
+                reach += (size - 1) * stride
+            if view.offset + reach >= math.prod(self.sizes[view.parameter]):
                 raise ValueError(f"a layout that leads out of {view.parameter!r}")
             if view.order is not None:
                 last = (view.size[-1] if view.columns else math.prod(view.size[:-1])) - 1

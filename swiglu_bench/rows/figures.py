@@ -12,7 +12,6 @@ import functools
 import io
 import math
 import os
-import sys
 import types
 import typing
 import warnings
@@ -196,10 +195,9 @@ def typed(kind: type[Row], row: Mapping[str, str], make: Callable[..., Row] | No
         raise ValueError(f"the column {unknown[0]} is not known")
     values = {name: _value(hints[name], text) for name, text in row.items()}
     for name, value in values.items():
-        if isinstance(value, int | float) and (name in _measured(typing.cast(Any, kind)) or name in RATIOS):
-            most = math.inf if name in RATIOS else sys.float_info.max
-            if not 0 <= value <= most or (name in RATIOS and value == 0):
-                raise ValueError(f"{name} is {row[name]}")
+        of_ratio, measured = name in RATIOS, name in _measured(typing.cast(Any, kind))
+        if value is not None and ((of_ratio and not value > 0) or (measured and not 0 <= value < math.inf)):
+            raise ValueError(f"{name} is {row[name]}")
     return (make or kind)(**values)
 
 

@@ -42,8 +42,8 @@ VARIABLES = {
 }  # fmt: skip
 """What tells PyTorch, Triton, CUDA and other compilers where to keep things, and the folder that each gets."""
 TUNING = "SWIGLU_KERNELS_TUNING"
-SHARED = ("torch", "numpy", "swiglu_bench")
-"""Modules that all contenders of a run have in common."""
+SHARED = ("torch", "numpy")
+"""Modules that all contenders of a run have in common, as they have the suite."""
 EXCHANGEABLE = frozenset({"triton", "liger-kernel"})
 """Of what the suite needs, what no process has imported before its contender does."""
 KERNELS = "swiglu-kernels"
@@ -188,7 +188,7 @@ def put_in_front(layer: str) -> list[str]:
     """
     sys.path.insert(0, layer)
     importlib.invalidate_caches()
-    own = {Path(entry.name).stem.partition(".")[0] for entry in os.scandir(layer)} - set(SHARED)
+    own = {Path(entry.name).stem.partition(".")[0] for entry in os.scandir(layer)}
     found = [name for name in sys.modules if name.partition(".")[0] in own]
     for name in found:
         del sys.modules[name]
@@ -201,11 +201,14 @@ def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
     kept = _kept(set(named))
     key = json.dumps([sorted(requirements), kept, sys.version, find_links])
     folder = root().parent / "layers" / hashlib.sha256(key.encode()).hexdigest()[:16]
-    pinned = all(isinstance(each, Requirement) and str(each.specifier).startswith("==") for each in named.values())
+    pinned = all(
+        isinstance(each, Requirement) and re.fullmatch(r"==[^*,]+", str(each.specifier)) for each in named.values()
+    )
     if pinned and folder.is_dir():
         return folder
     links = ["--find-links", os.path.abspath(find_links)] if find_links else []
-    with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as temporary:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         constraints, made = Path(temporary) / "constraints.txt", Path(temporary) / "layer"
         constraints.write_text("\n".join(kept), encoding="utf-8")
         told = _uv("install", "--dry-run", "--break-system-packages", "-c", str(constraints), *links, *requirements)
@@ -217,12 +220,11 @@ def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
         ]
         _uv("install", "--no-deps", "--target", str(made), *links, *requirements, *others)
         for name in SHARED:
-            if name != "swiglu_bench" and (made / name).exists():
+            if (made / name).exists():
                 raise BadInput(f"--with {' '.join(requirements)}: it would replace {name}, which all contenders share.")
-            shutil.rmtree(made / name, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(made / "swiglu_bench", ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(made, folder)
+        made.rename(folder)  # whole, or not at all
     return folder
 
 

@@ -83,6 +83,8 @@ def main() -> None:
     """Make the call of the command line; for Nsight Compute all else is outside of the CUDA profiler's range."""
     settings, declared, case = pickle.loads(base64.b64decode(sys.argv[1]))
     os.environ.update(environments.of(declared))
+    if declared.layer:
+        environments.put_in_front(declared.layer)
     implementation, on_gpu = registry.find(declared), settings.device.type == "cuda"
     if settings.sanitizer:
         from swiglu_kernels.standalone import hazards

@@ -183,7 +183,11 @@ def mine(problem):
 """
 
 
-def test_versions_of_a_package_are_contenders_of_one_run(index: str, tmp_path: Path) -> None:
+def test_versions_of_a_package_are_contenders_of_one_run(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gate_of").mkdir()  # a folder of this name is no package that is installed
     file = tmp_path / "mine.py"
     file.write_text(MINE, encoding="utf-8")
     mine = load(f"{file}:mine")

@@ -117,7 +117,8 @@ VIEW: dict[str, Any] = {"parameter": "w", "size": [4, 3], "stride": [3, 1], "off
 @pytest.mark.parametrize(
     "change",
     [
-        {"parameter": "v"}, {"offset": 1}, {"stride": [2**40, 1]}, {"size": [4]}, {"size": [0, 3]}, {"flipped": True},
+        {"parameter": "v"}, {"offset": 1}, {"stride": [2**40, 1]}, {"size": [4]}, {"size": [0, 3]}, {"stride": [0, 1]},
+        {"stride": [1, 1]}, {"flipped": True},
         {"order": [0, 1, 2], "rows": [3]}, {"order": [0, 1, 2, 4], "rows": [4]}, {"order": [0, 1, 2, 2], "rows": [4]},
         {"order": [0, 1, 2, 3], "rows": [5]}, {"order": [2, 1, 3], "columns": True}, {"order": [2**45], "rows": [1]},
     ],
@@ -130,3 +131,8 @@ def test_a_layout_that_would_lead_the_judge_out_of_its_memory_is_malformed(chang
     assert LayoutReport.of(layout).layout({"w_gate": (4, 3)}).sizes == layout.sizes
     with pytest.raises(Malformed, match="malformed report"):
         told(VIEW | change).layout({"w_gate": (4, 3)})
+
+
+def test_a_layout_has_no_more_elements_than_the_weights() -> None:
+    with pytest.raises(Malformed, match="more or fewer elements"):
+        LayoutReport.checked({"sizes": {"w": [2**40, 3]}, "views": {"w_gate": VIEW}}).layout({"w_gate": (4, 3)})
