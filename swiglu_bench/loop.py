@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -268,7 +269,10 @@ def rows(
 
 @dataclass
 class Ending:
-    """How a command's work ends; entered around it, it takes an interruption and what EARLY_ENDS has for an end."""
+    """How a command's work ends; entered around it, it takes an interruption and what `ends` has for an end.
+
+    What fails after Ctrl-C fails because of it, such as a call into C++ that turned it into an error of its own.
+    """
 
     screen: Screen
     ends: Mapping[Any, str] = field(default_factory=lambda: EARLY_ENDS)
@@ -281,7 +285,8 @@ class Ending:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self.interrupted = isinstance(error, KeyboardInterrupt)
+        came = getattr(signal.getsignal(signal.SIGINT), "came", False)  # as `cli/ends.py` notes it
+        self.interrupted = isinstance(error, KeyboardInterrupt) or (came and isinstance(error, Exception))
         told = next((text for end, text in self.ends.items() if isinstance(error, end)), "")
         if told:
             self.failed = True

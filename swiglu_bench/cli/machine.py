@@ -143,6 +143,7 @@ def noise(
     """
     text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.contenders import pytorch
+    from swiglu_bench.loop import Ending
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.output import default_folder
@@ -171,13 +172,13 @@ def noise(
         screen.say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")
         court = stack.enter_context(court_of(settings, this, TIMEOUT_S))
         series = measuring.noise(court, case, [pytorch.eager])
-        try:
+        with Ending(screen, {}) as ending:
             bar = stack.enter_context(Bar(screen.console, pairs))
             for number in range(pairs):
                 bar.tell(f"timing pair {number + 1} of {pairs}", number)
                 found.append(next(series))
                 file.append([found[-1].row().values()])
-        except KeyboardInterrupt:
+        if ending.interrupted:
             screen.say(f"Interrupted after {len(found)} pairs.", style="yellow")
     if len(found) < 2:
         raise typer.Exit(INTERRUPTED)

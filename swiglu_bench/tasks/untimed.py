@@ -188,7 +188,7 @@ def run_audit(
     The status is 1 with --strict and a fail, and 130 when interrupted.
     """
     places = OneDevice(device, say_on_stderr, options.in_process)
-    this, cells, interrupted = places.assemble(), list[Record](), False
+    this, cells, ending = places.assemble(), list[Record](), loop.Ending(Screen(console), {})
     about = {"command": command_line(), "options": given(options), "machine": this.as_dict()}
     folder = folder_of("audit", options, this, machine.now())
     file = _opened(folder, about) if folder else None
@@ -202,18 +202,16 @@ def run_audit(
         bar = stack.enter_context(Bar(console, total))
         found = loop.rows(places, [asked], work, lambda at: bar.tell(at.doing, len(cells)), console.print)
         try:
-            with contextlib.closing(found):
+            with ending, contextlib.closing(found):
                 for cell in found:
                     cells.append(cell)
                     if file:
                         file.append([cell.row().values()])
-        except KeyboardInterrupt:
-            interrupted = True
         except OSError as error:
             raise BadInput(f"--out: {folder} cannot be written: {error.strerror}.") from None
     counts = {verdict: sum(cell.verdict is verdict for cell in cells) for verdict in AuditVerdict}
     _show(cells, counts, folder, console)
-    if interrupted:
+    if ending.interrupted:
         console.print(f"Interrupted: {len(cells)} cells were kept.", style="yellow")
         return INTERRUPTED, about, cells
     return int(options.strict and counts[AuditVerdict.FAIL] > 0), about, cells

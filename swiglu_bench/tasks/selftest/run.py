@@ -6,7 +6,6 @@ alarm, or a bug of the implementation.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 import warnings
@@ -37,6 +36,7 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.contenders import pytorch
+from swiglu_bench.loop import Ending
 from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status, TensorCheck
@@ -329,6 +329,7 @@ def run_selftest(
 ) -> SelftestResult:  # fmt: skip
     """Run the wrong implementations, then the right ones at random cases, and print what was found."""
     result, screen = SelftestResult(), Screen(console)
+    ending = Ending(screen, {})
     catches, ended = list[Catch](), [0.0]
 
     def tell(doing: str, completed: float) -> None:
@@ -339,13 +340,13 @@ def run_selftest(
         ignore_warnings_of_values()
         if zoo:
             specimens = list(SPECIMENS.values())
-            with _until_interrupted(result), Bar(console, len(specimens)) as bar:
+            with ending, Bar(console, len(specimens)) as bar:
                 told = lambda doing: bar.tell(doing, len(catches))  # noqa: E731
                 for catch in run_specimens(device, describe(device), told, specimens):
                     catches.append(catch)
             _show_catches(sorted(catches, key=lambda catch: specimens.index(catch.specimen)), screen, result)
-        if false_alarms and not result.interrupted:
-            with _until_interrupted(result), Bar(console, false_alarms) as bar:
+        if false_alarms and not ending.interrupted:
+            with ending, Bar(console, false_alarms) as bar:
                 for trial in run_alarms(implementations, device, seed, false_alarms, tell):
                     where = {"case": trial.case.label, "seed": trial.case.seed, "extras": str(trial.extras)}
                     result.cases.append({"implementation": trial.implementation, **where, "alarm": trial.alarm})
@@ -353,7 +354,7 @@ def run_selftest(
                         result.passed = False
                         at = f"{trial.case.label}, seed {trial.case.seed}, {trial.extras}"
                         screen.say(f"{trial.implementation} at {at}: {trial.alarm}", style="bold red")
-            cases = f"{ended[0]:.0f} of {false_alarms}" if result.interrupted else f"{false_alarms}"
+            cases = f"{ended[0]:.0f} of {false_alarms}" if ending.interrupted else f"{false_alarms}"
             verified = Counter(row["implementation"] for row in result.cases)
             alarms = sum(bool(row["alarm"]) for row in result.cases)
             screen.say(
@@ -361,17 +362,10 @@ def run_selftest(
                 f"{cases} random cases (seed {seed}): "
                 + ", ".join(f"{name} {times}" for name, times in verified.items())
             )
-    if result.interrupted:
+    if ending.interrupted:
+        result.interrupted = True
         screen.say("Interrupted: above is what was found by then.", style="yellow")
     return result
-
-
-@contextlib.contextmanager
-def _until_interrupted(result: SelftestResult) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        result.interrupted = True
 
 
 def _show_catches(catches: Sequence[Catch], screen: Screen, result: SelftestResult) -> None:

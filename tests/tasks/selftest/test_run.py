@@ -1,6 +1,7 @@
 """Specimens are caught and right implementations raise no alarm; the whole of it is the command `selftest`."""
 
 import random
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from swiglu_bench.cases.cases import Mode, Scope
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.cases.problem import Problem
+from swiglu_bench.cli.ends import _Interrupted
 from swiglu_bench.contenders import fp8, pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.tasks.contract import matrix
@@ -122,16 +124,21 @@ def test_an_alarm_is_told_and_fails(capsys: Any) -> None:
     assert "seed" in out
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), RuntimeError("what C++ makes of it")])
 def test_what_was_found_before_an_interruption_is_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    end: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    handler = _Interrupted()
+    handler.came = isinstance(end, Exception)
+    monkeypatch.setattr(signal, "getsignal", lambda number: handler)
+
     def alarms(*_: Any) -> Any:
         yield selftest.Trial("eager", *selftest.draw_case(random.Random(0), "cpu"), "wrong")
-        raise KeyboardInterrupt
+        raise end
 
     def specimens(device: Any, this: Any, tell: Any, specimens: list[Specimen]) -> Any:
         yield selftest.Catch(specimens[0], specimens[0].caught_by)
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr(selftest, "run_alarms", alarms)
     monkeypatch.setattr(selftest, "run_specimens", specimens)
