@@ -22,9 +22,11 @@ from typer.models import OptionInfo
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
 """The panels of `--help`."""
 RARE = frozenset([
-    "tp", "routing", "find_links", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup",
-    "l2", "regime", "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity",
-    "wandb_group", "wandb_tags", "wandb_id", "strict", "interpret", "sequence_parallel", "candidates", "layers",
+    "tp", "routing", "find_links", "pythons", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds",
+    "warmup", "l2", "regime", "lock_clocks", "new_tokens", "trace", "ncu", "energy", "csv", "force",
+    "save_baseline", "wandb_project",
+    "wandb_entity", "wandb_group", "wandb_tags", "wandb_id", "strict", "interpret", "sequence_parallel", "candidates",
+    "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
 SEEDS = {"min": 0, "max": 2**63 - 1}
@@ -76,6 +78,9 @@ Packages = Annotated[Texts, option(WHAT, "Implementations again, with other pack
     "liger@old=liger-kernel==0.7.0 adds liger@old, 'liger@{0.6.0,0.7.0}=liger-kernel=={}' two. May be repeated.",
     "--with", metavar="NAME@TAG=REQUIREMENT")]
 FindLinks = Annotated[Text, option(WHAT, "Where --with also looks for packages: a folder, or the URL of a page.")]
+Pythons = Annotated[Texts, option(WHAT, "Implementations under another interpreter, which has torch and NumPy of its "
+    "own: sonic=/opt/sonic/bin/python; eager@new=... adds eager@new. May be repeated.", "--python",
+    metavar="NAME=EXECUTABLE")]
 Seed = Annotated[int, option(WHAT, "Seed of the inputs, of the order within each round and of random:N.", **SEEDS)]
 ShapeSeed = Annotated[int, option(WHAT, "Seed of random:N.", **SEEDS)]
 Device = Annotated[Text, option(HOW, "cpu, cuda or cuda:INDEX. \\[default: the first GPU, else the CPU]")]
@@ -133,6 +138,7 @@ class SweepOptions(WandbOptions):
     skip_impl: SkipImpl = None
     packages: Packages = None
     find_links: FindLinks = None
+    pythons: Pythons = None
     seed: Annotated[int, option(WHAT, "Seed of the order within each round and of random:N; inputs are new in every "
         "run.", **SEEDS)] = 0
     device: Device = None
@@ -176,9 +182,14 @@ class TimingOptions(SweepOptions):
     rounds: Annotated[int | None, option(HOW, "Run exactly this many rounds. \\[default: until ratios are known to "
         "0.5%]", min=2)] = None
     warmup: Annotated[int, option(HOW, "Warm-up rounds, which are not kept.", min=0)] = 3
-    l2: Annotated[str, option(HOW, "cold (flushed before each sample) or hot.")] = "cold"
+    l2: Annotated[str, option(HOW, "cold (flushed before each sample), hot, or both: cold, and hot_us beside "
+        "it.")] = "cold"
     regime: Annotated[str, option(HOW, "steady (no pause between samples, as in training) or rested (a pause before "
         "each sample, in which the GPU cools).")] = "steady"
+    new_tokens: Annotated[int, option(HOW, "After the rounds, call each with so many further token counts, once, and "
+        "keep the longest call.", min=0, max=200, metavar="N")] = 0
+    lock_clocks: Annotated[int | None, option(HOW, "Hold the GPU's clock at so many MHz while the command runs; needs "
+        "the right to do so.", min=100, metavar="MHZ")] = None
     layers: Annotated[int, option(HOW, "On a GPU, record N layers in one CUDA graph, each with weights and inputs of "
         "its own as in a model; graph_us is the time of one of them.", min=1, max=64)] = 1
     trace: Annotated[bool, option(HOW, "After the rounds, write a trace of each contender's calls, which Perfetto "

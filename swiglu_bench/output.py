@@ -134,7 +134,8 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
     settings = request.settings
     how = {
         "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
-        "l2": "cold" if settings.cold_l2 else "hot", "energy": settings.energy, "layers": settings.layers,
+        "l2": ("both" if settings.hot_beside else "cold") if settings.cold_l2 else "hot", "energy": settings.energy,
+        "layers": settings.layers,
         **dataclasses.asdict(settings.rule),
     }  # fmt: skip
     return {

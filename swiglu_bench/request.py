@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -104,7 +104,7 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         device = places.device
         cases = _cases_of(command, options, device.type, list(workload) or None)
         if timing:
-            text.check("--l2", timing.l2, "cold", "hot")
+            text.check("--l2", timing.l2, "cold", "hot", "both")
             text.check("--regime", timing.regime, *REGIMES)
             _check_timing(timing, command, device)
         settings = _settings_of(command, options, device, line)
@@ -115,7 +115,27 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             chosen = [known for known in chosen if precisions & known.precisions]
         for path in dict.fromkeys(known.file for known in chosen if ".py:" in known.address):
             say(f"Note: --impl runs the code of {path}.")
-        yield Request(command, options, settings, cases, chosen, places, workload)
+        with _locked(timing, device):
+            yield Request(command, options, settings, cases, chosen, places, workload)
+
+
+@contextmanager
+def _locked(timing: TimingOptions | None, device: torch.device) -> Iterator[None]:
+    """The GPU's clock held at what --lock-clocks says."""
+    if timing is None or timing.lock_clocks is None:
+        yield
+        return
+    from swiglu_bench.machine.system import Gpu, NoAnswer
+
+    said = f"--lock-clocks {timing.lock_clocks}"
+    if device.type != "cuda" or timing.gpus or timing.ray:
+        raise BadInput(f"{said} holds the clock of one GPU; leave --gpus and --ray out, or --lock-clocks.")
+    with ExitStack() as held:
+        try:
+            held.enter_context(Gpu(device).locked(timing.lock_clocks))
+        except NoAnswer as error:
+            raise BadInput(f"{said}: the driver refuses it ({error}); run as root, or leave it out.") from None
+        yield
 
 
 def _check_names(options: SweepOptions) -> None:
@@ -157,7 +177,8 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         one_call.check(sanitizer, device)
     return Settings(
         Task.TIME if timed else Task(command), device, line, machine.run_id(machine.now()), timing.baseline, rule,
-        cold_l2=timing.l2 == "cold", layers=timing.layers, energy=timing.energy, detail=options.detail,
+        cold_l2=timing.l2 != "hot", hot_beside=timing.l2 == "both", layers=timing.layers, energy=timing.energy,
+        detail=options.detail, new_tokens=timing.new_tokens,
         interpreter=command == "verify" and device.type == "cpu", trace=timing.trace, ncu=timing.ncu,
         sanitizer=sanitizer or "",
     )  # fmt: skip
@@ -319,13 +340,10 @@ def implementations_of(
         each.name for each in known
         if not each.on_request and {*scopes} & (each.scopes - (each.variant if comparing else set()))
     }  # fmt: skip
-    chosen = select(known, wanted, unwanted, load, unasked)
-    if isinstance(options, SweepOptions) and options.packages:
-        from swiglu_bench.worker.environments import with_packages
-
-        if options.in_process or options.ray is not None:
-            raise BadInput("--with needs processes of this host; leave --in-process and --ray out.")
-        chosen += with_packages(chosen, options.packages, options.find_links)
+    if isinstance(options, SweepOptions) and any(elsewhere := _environments(options)):
+        chosen = _elsewhere(options, *elsewhere, partial(select, known, wanted, unwanted, unasked=unasked))
+    else:
+        chosen = select(known, wanted, unwanted, load, unasked)
     names = [implementation.name for implementation in known]
     for baseline in sorted(set(baselines) - {implementation.name for implementation in chosen}):
         if baseline not in names:
@@ -333,6 +351,35 @@ def implementations_of(
         if not any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
             chosen = select(known, [baseline]) + chosen
     return chosen
+
+
+def _environments(options: SweepOptions) -> tuple[list[str], list[str]]:
+    """What --with and --python say, and the sweeps that are asked for."""
+    from swiglu_bench.cases.shapes import environments_of
+
+    packages, pythons = environments_of(options.shapes) if options.shapes else ([], [])
+    return [*(options.packages or ()), *packages], [*(options.pythons or ()), *pythons]
+
+
+def _elsewhere(
+    options: SweepOptions, packages: Sequence[str], named: Sequence[str], choose: Callable[..., list[Implementation]]
+) -> list[Implementation]:
+    """The chosen implementations, some under another interpreter, and those that have other packages."""
+    from swiglu_bench.worker import court
+    from swiglu_bench.worker.environments import pythons, under, with_packages
+
+    if options.in_process or options.ray is not None:
+        option = "--with" if packages else "--python"
+        raise BadInput(f"{option} needs processes of this host; leave --in-process and --ray out.")
+    asked, limit_s = pythons(named), options.timeout
+
+    def load_file(spec: str) -> Implementation:
+        python = asked.get(spec.rpartition(":")[2], "")
+        return dataclasses.replace(court.declare(spec, limit_s, python), python=python)
+
+    chosen = choose(load_file=load_file)
+    chosen = under(chosen, asked, lambda known: court.declare(known, limit_s, known.python))
+    return [*chosen, *with_packages(chosen, packages, options.find_links)]
 
 
 def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:

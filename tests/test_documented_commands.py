@@ -44,6 +44,7 @@ SMALL = ("--shapes", "24x40", "--tokens", "32", "--device", "cpu", "--in-process
 DRY = ("--dry-run", "--device", "cpu")
 WAYS: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     *((f"{command} --with", None) for command in ("forward", "step", "verify")),  # fetches packages
+    *((f"{command} --python", None) for command in ("forward", "step")),  # an environment of the reader's
     ("forward mine.py:mine compile", DRY),  # which takes long to compile
     ("forward mine.py:mine", (*SMALL, "--budget", "0.1", "--no-energy")),
     ("forward --layers", None),  # CUDA graphs

@@ -23,8 +23,9 @@ import os
 import platform
 import re
 import shutil
+import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,6 +47,8 @@ _LAYOUT = re.compile(r"separate|packed|interleaved(:[1-9]\d*)?")
 Backend = Literal["torch", "inductor", "triton", "cutlass"]
 _MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
 """The module behind a backend, where importing it takes seconds."""
+_UNTOLD: dict[str, Any] = {"original": "", "layer": "", "python": "", "path": ()}
+"""Fields that this process sets, whatever another says."""
 BEFORE = "before the call"
 """When weights are quantised that a call finds in fp8."""
 Trains = Literal["everything", "inputs", "nothing"]
@@ -136,6 +139,10 @@ class Implementation:
     """The name by which its code is found, where `--with` gave it another."""
     layer: str = field(default="", compare=False)
     """The folder of packages that its processes find before those of this environment."""
+    python: str = field(default="", compare=False)
+    """The interpreter that its processes run under; empty: this one."""
+    path: tuple[str, ...] = field(default=(), compare=False)
+    """Where that finds packages."""
     address: str = field(default="", compare=False)
     """What `registry.load` finds it by in another process; empty for the suite's own, which are found by name."""
 
@@ -180,7 +187,7 @@ class Implementation:
             Scope(scope): Footprint(int(kept["saved"]), tuple(tuple(map(int, phase)) for phase in kept["phases"]))  # type: ignore[misc]
             for scope, kept in data["footprints"].items()
         }
-        return cls(**(data | {"footprints": footprints, "build": _not_here, "original": "", "layer": ""}))
+        return cls(**(data | {"footprints": footprints, "build": _not_here, **_UNTOLD}))
 
     def gradients(self, scope: Scope) -> tuple[str, ...]:
         """Names of the tensors whose gradients it yields at a scope."""
@@ -220,8 +227,12 @@ class Implementation:
             return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
         return None
 
-    def _in_layer(self, module: str) -> bool:
-        return bool(self.layer) and PathFinder.find_spec(module.partition(".")[0], [self.layer]) is not None
+    def _has(self, module: str) -> bool:
+        """Whether its processes find a module."""
+        own = [self.layer] if self.layer else list(self.path)
+        if own and PathFinder.find_spec(module.partition(".")[0], own) is not None:
+            return True
+        return not self.python and _installed(module)
 
     def unavailable(self, device_type: str, interpreter: bool = False, capability: str = "") -> str | None:
         """Why it cannot run on this machine and device (one sentence), or None if it can.
@@ -236,20 +247,20 @@ class Implementation:
             here = f"this GPU has {capability}" if capability else "there is none here"
             return f"It needs a GPU of compute capability {made_for}; {here}."
         if self.backend == "triton":
-            if not _installed("triton"):
+            if not self._has("triton"):
                 return f"Triton is not installed (it has no package for {platform.system()})."
             if on_cpu and not interpreter:
                 return "Triton kernels need a GPU; `swiglu-bench verify` checks them here through the interpreter."
             if on_cpu and self.interpretable != "yes":
                 return self.interpretable
-            if on_cpu and (broken := _broken_interpreter()):
+            if on_cpu and (broken := _broken_interpreter(self.path)):
                 return broken
-        if self.package and not (_installed(self.package) or self._in_layer(self.package)):
+        if self.package and not self._has(self.package):
             return f"The package {self.package} is not installed."
         if self.backend == "inductor":
             if on_cpu and not _cpp_compiler():
                 return "torch.compile on a CPU needs a C++ compiler; none was found (set CXX, or install g++ or clang)."
-            if not on_cpu and not _installed("triton"):
+            if not on_cpu and not self._has("triton"):
                 return "torch.compile on a GPU needs Triton, which is not installed."
         return None
 
@@ -277,9 +288,11 @@ def _not_here(problem: Problem) -> Step:
     raise AssertionError(f"This process has declarations only and cannot build: {problem.case.label}.")
 
 
-def _broken_interpreter() -> str | None:
-    """Why Triton's interpreter cannot work with the installed versions, in one sentence, or None."""
-    triton, numpy = (Version(importlib.metadata.version(name)) for name in ("triton", "numpy"))
+def _broken_interpreter(path: Sequence[str] = ()) -> str | None:
+    """Why Triton's interpreter cannot work with the versions on a path, or here; in one sentence, or None."""
+    places = list(path) or sys.path
+    found = (next(iter(importlib.metadata.distributions(name=name, path=places))) for name in ("triton", "numpy"))
+    triton, numpy = (Version(each.version) for each in found)
     if triton >= Version("3.7") or numpy < Version("2.4"):
         return None
     return (

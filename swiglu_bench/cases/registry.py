@@ -43,7 +43,8 @@ def find(declared: Implementation) -> Implementation:
     """The implementation, with its code, that was declared in another process: by its address, or the suite's own."""
     if declared.original:
         known = find(dataclasses.replace(declared, name=declared.original, original=""))
-        return dataclasses.replace(known, name=declared.name, original=declared.original, layer=declared.layer)
+        told = ("name", "original", "layer", "python", "path")
+        return dataclasses.replace(known, **{field: getattr(declared, field) for field in told})
     if declared.address:
         return load(declared.address)
     found = list(vars(importlib.import_module(declared.source)).values())

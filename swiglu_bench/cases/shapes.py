@@ -71,6 +71,10 @@ class SweepFile(pydantic.BaseModel, extra="forbid", strict=True):
     shapes: Annotated[list[str], Field(min_length=1)]
     tokens: Tokens | None = None
     source: Source
+    packages: Annotated[list[str], Field(alias="with")] = []
+    """As of the option `--with`."""
+    python: list[str] = []
+    """As of the option `--python`."""
 
 
 Config = files.Document[ShapeFile | SweepFile]
@@ -111,6 +115,18 @@ def load_shapes(text: str, seed: int = 0) -> list[Shape]:
                 raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
             shapes[shape.name] = shape
     return list(shapes.values())
+
+
+def environments_of(text: str) -> tuple[list[str], list[str]]:
+    """What the sweeps of a valid `--shapes` say as `--with` and as `--python` would."""
+    packages, pythons = list[str](), list[str]()
+    for word in map(str.strip, text.split(",")):
+        path = Path(word) if word.endswith((".yaml", ".yml")) else configs_folder() / f"{word}.yaml"
+        content = _read(path).content if path.is_file() else None
+        if isinstance(content, SweepFile):
+            packages += content.packages
+            pythons += content.python
+    return packages, pythons
 
 
 def split_over(shapes: Iterable[Shape], ranks: int) -> list[Shape]:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor, shared_cache
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor, shared_cache
 
 from swiglu_bench.cases.cases import differentiable
 from swiglu_bench.cases.problem import Problem
@@ -128,6 +128,8 @@ def poison(problem: Problem, backward: bool) -> None:
 ALIGNMENT_BYTES = 512
 COUNTER = {"ref_counter_handle", "ref_counter_offset"}
 """Where PyTorch counts who has memory of a GPU open: names of what it opens that by, its own and private."""
+PLAIN_DATA = int | bytes | tuple | None
+"""What is told of memory on a GPU; its kinds are known."""
 PLACE = ("storage_handle", "storage_offset_bytes")
 """What PyTorch knows memory by that it has open."""
 
@@ -166,14 +168,15 @@ class Letterbox:
         return cls(torch.zeros(_length(sizes, dtype), dtype=torch.uint8, device=device), sizes, dtype)
 
     def address(self) -> bytes:
-        """Return what another process needs to open the letterbox."""
+        """Return what another process, of another Python or PyTorch as well, needs to open the letterbox."""
         if self._file:
             return pickle.dumps((str(self._file), self._memory.numel()))
         open_it, arguments = reduce_tensor(self._memory)
         named = inspect.signature(open_it).bind(*arguments).arguments
         if named.keys() >= COUNTER:
             self._counters.append((named["ref_counter_handle"], named["ref_counter_offset"]))
-        address = pickle.dumps((open_it, arguments))
+        told = {name: tuple(value) if isinstance(value, tuple) else value for name, value in named.items()}
+        address = pickle.dumps({name: value for name, value in told.items() if isinstance(value, PLAIN_DATA)})
         MADE_HERE[address] = self
         return address
 
@@ -187,11 +190,12 @@ class Letterbox:
         own = MADE_HERE.get(address)
         if own:
             return cls(own._memory, sizes, dtype)
-        first, second = pickle.loads(address)
-        if callable(first):
-            return cls(_opened_anew(first, second), sizes, dtype)
-        memory = _mapped(first, second)
-        Path(first).unlink(missing_ok=True)
+        told = pickle.loads(address)
+        if isinstance(told, dict):
+            return cls(_opened_anew(told), sizes, dtype)
+        name, length = told
+        memory = _mapped(name, length)
+        Path(name).unlink(missing_ok=True)
         return cls(memory, sizes, dtype)
 
     def close(self) -> None:
@@ -213,14 +217,15 @@ MADE_HERE: weakref.WeakValueDictionary[bytes, Letterbox] = weakref.WeakValueDict
 """Letterboxes on a GPU whose addresses this process gave away."""
 
 
-def _opened_anew(open_it: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
+def _opened_anew(told: Mapping[str, Any]) -> Tensor:
     """Open memory of the judge's process on a GPU anew, where this process may still hold an earlier letterbox there.
 
     PyTorch hands that out again, whose size may be too small, and takes this process off the new one's counter at once.
     """
-    named = inspect.signature(open_it).bind(*arguments).arguments
-    shared_cache.pop(tuple(named.get(name) for name in PLACE), None)
-    return open_it(*arguments)
+    shared_cache.pop(tuple(told.get(name) for name in PLACE), None)
+    kinds = {"tensor_cls": Tensor, "storage_cls": torch.storage.TypedStorage, "dtype": torch.uint8}
+    memory: Tensor = rebuild_cuda_tensor(**told, **kinds)
+    return memory
 
 
 def _mapped(name: str, length: int) -> Tensor:

@@ -29,7 +29,6 @@ import functools
 import math
 from dataclasses import dataclass
 
-import scipy.special
 import torch
 from torch import Tensor
 
@@ -60,6 +59,8 @@ def scatter(elements: int) -> float:
     """What the ratio of two root mean squares, of as many normal errors of the same size, exceeds once in a million."""
     if elements >= 1000:
         return 1.0
+    import scipy.special  # which no contender's process needs
+
     # F of equal degrees of freedom is as likely above a value as below its reciprocal.
     return min(FEW_MARGIN, 1 / math.sqrt(scipy.special.fdtri(elements, elements, 1e-6))) if elements else 1.0
 

@@ -11,8 +11,8 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -306,6 +306,15 @@ class Gpu:
         if len(others) == len(found) > 0 and torch.cuda.is_initialized():
             raise NoAnswer("process ids in here are not the driver's, as in a container")
         return others
+
+    @contextmanager
+    def locked(self, mhz: int) -> Iterator[None]:
+        """Hold the clock of the multiprocessors at a frequency, if its power allows it; raises NoAnswer."""
+        self._ask("nvmlDeviceSetGpuLockedClocks", self.handle, mhz, mhz)
+        try:
+            yield
+        finally:
+            self._ask("nvmlDeviceResetGpuLockedClocks", self.handle)
 
     def state(self) -> GpuState:
         """The figures that are kept of each round."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import scipy.special
 
 CONFIDENCE = 0.95
 
@@ -74,6 +73,8 @@ def median_interval(values: Sequence[float] | np.ndarray, confidence: float = CO
 @functools.cache
 def _rank(count: int, confidence: float) -> int:
     """The largest rank such that the true median lies below that value with at most (1 - confidence) / 2; else 0."""
+    import scipy.special  # which no contender's process needs
+
     return math.ceil(scipy.special.bdtrik((1 - confidence) / 2, count, 0.5))
 
 
@@ -97,10 +98,15 @@ def _inflation(signs: np.ndarray) -> float:
     return max(1.0, 1 + 2 * sum(tapered))
 
 
+def _quantile(degrees: int) -> float:
+    import scipy.special
+
+    return float(scipy.special.stdtrit(degrees, (1 + CONFIDENCE) / 2))
+
+
 def mean_half_width(values: Sequence[float]) -> float:
     """Half of the 95% interval of the mean of a normal sample, two values at least (Student's t)."""
-    quantile = scipy.special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
-    return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return float(_quantile(len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def noise_interval(aliases: Sequence[Interval | None]) -> Interval | None:
@@ -114,7 +120,7 @@ def noise_interval(aliases: Sequence[Interval | None]) -> Interval | None:
     if not known:
         return None
     logs = np.log([1.0, *(alias.median for alias in known)])
-    quantile = float(scipy.special.stdtrit(len(known), (1 + CONFIDENCE) / 2)) if len(known) > 1 else 0.0
+    quantile = _quantile(len(known)) if len(known) > 1 else 0.0
     middle, reach = float(logs.mean()), float(quantile * logs.std(ddof=1) * math.sqrt(1 + 1 / len(logs)))
     low, high = math.exp(middle - reach), math.exp(middle + reach)
     return Interval(

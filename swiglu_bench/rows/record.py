@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 About = Mapping[str, Any]
@@ -172,6 +172,8 @@ class Record:
         "Packages that the implementation declares are imported beforehand; the measuring process may still import "
         "them in this time. If two or more implementations compile, other processes compiled their kernels "
         "beforehand, side by side, and they come from Triton's cache on disk", "ms", LOWER)
+    worst_new_ms: Number = figure("with `--new-tokens N`: the longest of N calls, each the first with its token count "
+        "(half to twice `tokens`), by the host's clock", "ms", LOWER, since=9)
     l2: str = text("state of the cache before each sample: `cold`, `hot` or `cpu` (not controlled)")
     regime: str = text("`steady`: samples follow each other without a pause, as in training; `rested`: a pause before "
         "each", since=2)
@@ -180,7 +182,13 @@ class Record:
     graph_us: Number = figure("median time of the same work replayed as a CUDA graph; `forward` and `step` on a GPU; "
         "with `--layers N`, of one of N layers that the graph goes through", "µs", LOWER, since=2,
         head="graph", curve=True)
+    graph_ratio: Number = figure("the ratio of the replays to the baseline's, as `ratio`", better=LOWER, since=9)
+    graph_verdict: str = text("of that ratio, as `verdict`", since=9)
     graph_reason: str = text("why a row from a GPU has no `graph_us`", since=2)
+    hot_us: Number = figure("with `--l2 both`: median time with the L2 as the call before has left it", "µs", LOWER,
+        since=9, head="hot")
+    hot_ratio: Number = figure("the ratio of these times to the baseline's, as `ratio`", better=LOWER, since=9)
+    hot_verdict: str = text("of that ratio, as `verdict`", since=9)
     cycles: Number = figure("`time_ms` × `sm_mhz`", "cycles", LOWER, since=2)
 
     # comparison

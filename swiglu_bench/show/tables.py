@@ -149,8 +149,12 @@ def time_tables(records: Sequence[Record], width: int, detail: bool = False) -> 
             yield _legend(timed)
             yield from dim(_loads(timed))
             yield from (Text(*caution) for caution in cautions(timed))
-        felt = [record for record in timed if record.latency_us is not None and (detail or record.tokens <= FEW_TOKENS)]
-        yield from _in_parts(FELT, felt, width, _energy, notes)
+        felt = [
+            record
+            for record in timed
+            if any(_others(record)) or (record.latency_us is not None and (detail or record.tokens <= FEW_TOKENS))
+        ]
+        yield from _in_parts(FELT, felt, width, lambda record: "\n".join((*_others(record), _energy(record))), notes)
         if felt:
             energy = any(record.uj_per_token is not None for record in felt)
             yield Text(f"us. {legend(FELT)}{' Energy of the whole GPU, calls back to back.' * energy}", "dim")
@@ -196,6 +200,17 @@ def _figure(name: str, value: float | None) -> str:
     if value is None:
         return "-"
     return mebibytes(value) if FIGURES[name].unit == "B" else f"{value:.4g}"
+
+
+def _others(record: Record) -> Iterator[str]:
+    """The time with a hot L2, and the ratio in a graph where its verdict is another than that of the row."""
+    if record.hot_us is not None:
+        ratio = f", {record.hot_ratio:.3f}x {record.hot_verdict}" if record.hot_ratio is not None else ""
+        yield f"hot {record.hot_us:.4g}{ratio}"
+    if record.worst_new_ms is not None:
+        yield f"worst new token count {record.worst_new_ms:.4g} ms"
+    if record.graph_ratio is not None and record.graph_verdict not in ("", record.verdict):
+        yield f"in a graph {record.graph_ratio:.3f}x {record.graph_verdict}"
 
 
 def _energy(record: Record) -> str:

@@ -19,7 +19,15 @@ from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import Interval, noise_interval, percentile
 from swiglu_bench.rows.record import Load, Record, Status
 from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
-from swiglu_bench.tasks.time_row import GpuWatch, measure_beside, note_comparison, note_time, note_work, profile
+from swiglu_bench.tasks.time_row import (
+    GpuWatch,
+    measure_beside,
+    measure_new_tokens,
+    note_comparison,
+    note_time,
+    note_work,
+    profile,
+)
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.chains import Chains, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
@@ -122,6 +130,7 @@ class _TimedCase(CaseRun):
             self._time_together(sound, base if base in sound else None)
             return
         measure_beside(self.court, self.case, sound, watch.gpu, self._tell_timing)
+        measure_new_tokens(self.court, self.case, sound, self._tell_timing)
         profile(self.court, self.case, sound, self._tell_timing)
 
     def _tell_timing(self, doing: str, share: float) -> None:

@@ -31,6 +31,7 @@ from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.one_call import program
 from swiglu_bench.worker.policy import Settings, Tell
 from swiglu_bench.worker.turns import RoundJudge, contender_of
+from swiglu_bench.worker.worker import TimesReport
 
 MOST_PERCENT = 110.0
 """Of its limit, that a right measurement can show: the limit is measured too."""
@@ -165,15 +166,21 @@ def measure_beside(court: Court, case: Case, entries: Sequence[Entry], gpu: Gpu 
         (mine,) = (entry for entry in entries if entry.contender.name == name)
         return case.mode.results(mine.gradients)
 
-    with court.held():
-        tell("latency", 0.9)
+    def taken(timed_by: str) -> Rounds:
         judge = RoundJudge(court, names, full_share=0.0)
-        contenders = [contender_of(entry.contender, judge, led=case.mode, latency=True) for entry in entries]
-        rounds = run_rounds(contenders, rule, seed=case.seed, on_round=lambda number: judge.judge())
-        for entry in entries:
-            timing = rounds.timings[entry.contender.name]
-            if timing.samples and not timing.failure:
-                entry.record.latency_us = percentile(timing.ms, 50) * 1e3
+        contenders = [contender_of(entry.contender, judge, led=case.mode, timed_by=timed_by) for entry in entries]
+        return run_rounds(contenders, rule, seed=case.seed, on_round=lambda number: judge.judge())
+
+    with court.held():
+        for timed_by in ("latency", "hot") if court.settings.hot_beside else ("latency",):
+            tell(timed_by, 0.9)
+            rounds = taken(timed_by)
+            for entry in entries:
+                timing = rounds.timings[entry.contender.name]
+                if timing.samples and not timing.failure:
+                    setattr(entry.record, f"{timed_by}_us", percentile(timing.ms, 50) * 1e3)
+                    if timed_by == "hot":
+                        entry.record.hot_ratio, entry.record.hot_verdict = _beside(entry.record, rounds)
         tell("CUDA graphs", 0.93)
         _graphs(court, case, entries, RoundJudge(court, names, full_share=0.0), rule)
         if court.settings.energy and gpu and case.mode is not Mode.BACKWARD:
@@ -181,6 +188,36 @@ def measure_beside(court: Court, case: Case, entries: Sequence[Entry], gpu: Gpu 
             for entry in random.Random(case.seed).sample(list(entries), len(entries)):
                 if entry.record.status is Status.OK:
                     _energy(entry, gpu)
+
+
+def measure_new_tokens(court: Court, case: Case, entries: Sequence[Entry], tell: Tell) -> None:
+    """Enter the longest of each contender's first calls with further token counts."""
+    count = court.settings.new_tokens
+    if not count:
+        return
+    fewest = max(1, case.tokens // 2)
+    others = [tokens for tokens in range(fewest, 2 * case.tokens + 2 * count) if tokens != case.tokens]
+    counts = random.Random(new_seed()).sample(others, count)
+    for entry in entries:
+        tell(f"{entry.record.implementation} with other token counts", 0.97)
+        with court.held():
+            try:
+                entry.record.worst_new_ms = max(entry.contender.ask(TimesReport, "first_calls", counts).ms)
+            except Exception as error:  # whatever a contender has against another number of tokens
+                entry.record.remark(f"It was not called with {count} further token counts: {one_line(error)}.")
+
+
+def _beside(record: Record, rounds: Rounds) -> tuple[float | None, str]:
+    """The ratio to the baseline and its verdict, by the A/A noise of the case; (None, "") where there is none."""
+    base = rounds.timings.get(record.baseline)
+    if not record.comparable or record.implementation == record.baseline or base is None or base.failure:
+        return None, ""
+    ratio = rounds.ratio(record.implementation, record.baseline)
+    if ratio is None:
+        return None, ""
+    if record.aa_ratio is None or record.aa_low is None or record.aa_high is None:
+        return ratio.median, ""
+    return ratio.median, verdict(ratio, Interval(record.aa_ratio, record.aa_low, record.aa_high).noise)
 
 
 def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudge, rule: Rule) -> None:
@@ -210,6 +247,7 @@ def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudg
             by_name[name].graph_reason = f"Its replay fails: {one_line(timing.failure)}."
         else:
             by_name[name].graph_us = percentile(timing.ms, 50) * 1e3 / court.settings.layers
+            by_name[name].graph_ratio, by_name[name].graph_verdict = _beside(by_name[name], rounds)
             if court.settings.layers > 1:
                 by_name[name].remark(f"graph_us is the time of one of {court.settings.layers} layers in a CUDA graph.")
 

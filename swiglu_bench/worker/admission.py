@@ -18,7 +18,7 @@ from swiglu_bench.check.inputs import Draw, Values, new_seed, sizes
 from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.measure.resources import UNJOINED
 from swiglu_bench.rows.record import Record, TensorCheck
-from swiglu_bench.worker.child import Contender
+from swiglu_bench.worker.child import Contender, ContenderFailed
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
 
@@ -117,6 +117,8 @@ class Admitting:
     def build(self, contender: Contender) -> tuple[str, ...]:
         """Build a contender and give it a letterbox; the names of its gradients."""
         built = contender.ask(BuildReport, "build", self._case, self._drawn.weights, self._extras)
+        if contender.implementation.python and contender.tell("numbers") != self._judge.numbers(self._case):
+            raise ContenderFailed("its PyTorch draws other random numbers than this one, so that its inputs are others")
         promised = contender.implementation.gradients(self._case.scope)
         gradients = tuple(name for name in built.gradients if name in promised or name.startswith("bias_"))
         names, found = self._case.mode.results(gradients), sizes(self._case)

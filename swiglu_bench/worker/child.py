@@ -22,6 +22,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine.system import Offspring, descendants
 from swiglu_bench.worker import forkserver, worker
+from swiglu_bench.worker.environments import Interpreter
 from swiglu_bench.worker.worker import Malformed, Report
 
 R = TypeVar("R", bound=Report)
@@ -63,7 +64,7 @@ class Child:
 
     def __init__(
         self, role: str, log: Path, environment: Mapping[str, str] | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] = lambda: False, interpreter: Interpreter | None = None,
     ) -> None:  # fmt: skip
         """Start one in a role; `environment` has variables to change, `stop` is asked now and then while it works."""
         self.log = log
@@ -79,7 +80,7 @@ class Child:
         self._suspended, self._stopped = False, list[int]()
         self._pipe, theirs = forkserver.CONTEXT.Pipe()
         self._senders = Senders(self._pipe)
-        setting = worker.Setting.of_this_process(log, environment or {})
+        setting = worker.Setting.of_this_process(log, environment or {}, interpreter)
         try:
             self._process = forkserver.fork(worker.serve, theirs, role, setting)
         except (OSError, EOFError) as error:

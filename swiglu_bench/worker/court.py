@@ -7,6 +7,7 @@ crash, a hang or a broken GPU ends one process and costs one row.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import hashlib
 import re
@@ -152,9 +153,12 @@ class Court:
             child = InProcess(self._bench(self.settings, implementation))
         else:
             environment = self._environment | environments.of(implementation)
-            child = self._child(worker.CONTENDER, self.logs / log_name(name), environment)
+            interpreter = environments.Interpreter.of(implementation.python) if implementation.python else None
+            log = self.logs / log_name(name)
+            child = self._child(worker.CONTENDER, log, environment, interpreter=interpreter)
+            settings = dataclasses.replace(self.settings, folder=None)  # paths of another Python are other objects
             bench = f"{self._bench.__module__}:{self._bench.__qualname__}"
-            child.post("begin", self.settings, implementation.declared(), bench)
+            child.post("begin", settings, implementation.declared(), bench)
         return Contender(name, implementation, child, self.timeout_s)
 
     def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
@@ -294,14 +298,21 @@ CaseTask = Callable[[Court, Any, Sequence[Implementation]], Iterator[Record]]
 """A task: yields the rows of implementations at a case, and opens no process, folder or table."""
 
 
-def declare(address: str, timeout_s: float) -> Implementation:
-    """What the implementation at an address declares, its code loaded in a child; raises BadInput where that fails."""
+def declare(known: str | Implementation, timeout_s: float, python: str = "") -> Implementation:
+    """What an implementation, by its address where it is not known, declares in a child process, under an interpreter.
+
+    Raises BadInput where its code cannot be loaded.
+    """
+    address = known if isinstance(known, str) else known.address or known.source
+    environment = environments.of_address("declared", address)
+    interpreter = environments.Interpreter.of(python) if python else None
     folder = Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
     keep = False
     try:
-        child = Child(worker.CONTENDER, folder / "import.log", environments.of_address("declared", address))
+        child = Child(worker.CONTENDER, folder / "import.log", environment, interpreter=interpreter)
         try:
-            return _declared(child.ask(timeout_s, "declare", address))
+            given = known if isinstance(known, str) else known.declared()
+            return _declared(child.ask(timeout_s, "declare", given))
         finally:
             child.end()
     except (Died, Malformed) as death:

@@ -7,6 +7,9 @@ Processes of one user can still look for each other's files: this keeps apart wh
 
 A layer is a folder of packages that one contender's processes find before those of this environment, so that two
 versions of a package can be compared in one run. uv makes it: what the suite and torch need stays as it is.
+
+Another interpreter has its own torch and NumPy. The suite's packages, and what else a contender's process needs, which
+is pure Python, are handed over to it as links in two folders.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -24,7 +28,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import platformdirs
@@ -33,6 +38,7 @@ from packaging.utils import canonicalize_name
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.cases.implementation import NAME, Implementation
+from swiglu_bench.machine.sources import PACKAGES
 
 VARIABLES = {
     "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
@@ -46,6 +52,12 @@ SHARED = ("torch", "numpy")
 """Modules that all contenders of a run have in common, as they have the suite."""
 EXCHANGEABLE = frozenset({"triton", "liger-kernel"})
 """Of what the suite needs, what no process has imported before its contender does."""
+OF_PYTHON = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"})
+"""Variables that tell an interpreter where this environment's packages lie."""
+HANDED_OVER = ("annotated_types", "packaging", "platformdirs", "pynvml")
+"""What a contender's process needs beside torch, NumPy and the suite's packages: modules of pure Python."""
+OLDEST = (3, 11)
+"""The oldest Python that runs a contender's process."""
 KERNELS = "swiglu-kernels"
 """The folder in which tuning and the kernels' check keep what they have found, in a user's cache folder."""
 
@@ -83,7 +95,8 @@ def mark(implementation: Implementation, compiled: object) -> Path:
 
 
 def _address(implementation: Implementation) -> str:
-    return implementation.address or implementation.source
+    address = implementation.address or implementation.source
+    return f"{implementation.python}\n{address}" if implementation.python else address
 
 
 def of_address(implementation: str, address: str) -> dict[str, str]:
@@ -156,6 +169,9 @@ def with_packages(
         if not found:
             names = [each.name for each in known]
             raise BadInput(f"--with {text}: no chosen implementation is called {name!r}; {did_you_mean(name, names)}")
+        elsewhere = next((each.name for each in found if each.python), "")
+        if elsewhere:
+            raise BadInput(f"--with {text}: {elsewhere} has an interpreter of its own; install packages there.")
         for word in map(str.strip, words):
             requirements = packages.replace("{}", word).split()
             folder = _layer(requirements, find_links)
@@ -168,7 +184,9 @@ def with_packages(
 
 
 def packages_of(implementation: Implementation) -> dict[str, str]:
-    """Versions of the packages in an implementation's layer, by their names."""
+    """Versions of the packages in its layer, or of Python and what counts in its own environment, by their names."""
+    if implementation.python:
+        return Interpreter.of(implementation.python).versions(implementation.package)
     if not implementation.layer:
         return {}
     found = importlib.metadata.distributions(path=[implementation.layer])
@@ -200,7 +218,8 @@ def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
     named = _named(requirements)
     kept = _kept(set(named))
     key = json.dumps([sorted(requirements), kept, sys.version, find_links])
-    folder = root().parent / "layers" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    # Some packages, such as QuACK, tell what is installed from what is being written by the name of this folder.
+    folder = root().parent / "layers" / hashlib.sha256(key.encode()).hexdigest()[:16] / "site-packages"
     pinned = all(
         isinstance(each, Requirement) and re.fullmatch(r"==[^*,]+", str(each.specifier)) for each in named.values()
     )
@@ -275,3 +294,116 @@ def _uv(*arguments: str) -> str:
                         if not line.startswith(("Using ", "Resolved ", "warning")))  # fmt: skip
         raise BadInput(f"--with: uv cannot install these packages: {said.strip().rstrip('.')}.")
     return done.stderr
+
+
+# Another interpreter
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpreter:
+    """Another Python, with packages of its own."""
+
+    executable: str
+    version: str
+    path: tuple[str, ...]
+    """Where it finds packages."""
+    front: str
+    """A folder with links to the suite's packages, to be found before its own."""
+    behind: str
+    """A folder with links to what it may lack."""
+
+    @classmethod
+    @functools.cache
+    def of(cls, executable: str) -> Interpreter:
+        """What an executable is; raises BadInput where it is no Python that can run a contender's process."""
+        said = f"--python: {executable}"
+        environment = {name: value for name, value in os.environ.items() if name not in OF_PYTHON}
+        ask = "import json, platform, sys; print(json.dumps([platform.python_version(), sys.path[1:]]))"
+        try:
+            done = subprocess.run(
+                [executable, "-c", ask], capture_output=True, text=True, env=environment, timeout=60, check=True
+            )
+            version, path = json.loads(done.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            words = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or ["it prints nothing"]
+            raise BadInput(f"{said} does not answer as Python {OLDEST[0]}.{OLDEST[1]} does ({words[-1]}).") from None
+        if tuple(map(int, version.split(".")[:2])) < OLDEST:
+            raise BadInput(f"{said} is Python {version}; give one from {OLDEST[0]}.{OLDEST[1]} on.")
+        for needed in SHARED:
+            if PathFinder.find_spec(needed, path) is None:
+                raise BadInput(f"{said} has no {needed} in its environment; install torch and numpy there.")
+        return cls(executable, version, tuple(path), _links(PACKAGES), _links(HANDED_OVER))
+
+    def program(self, function: str) -> list[str]:
+        """The beginning of a command line that calls `module:function` there, whose arguments follow."""
+        begin = (
+            "import json, pkgutil, sys; front, behind = json.loads(sys.argv.pop(1)); sys.path.insert(0, front); "
+            "sys.path.append(behind); pkgutil.resolve_name(sys.argv.pop(1))()"
+        )
+        return [self.executable, "-P", "-c", begin, json.dumps([self.front, self.behind]), function]
+
+    def origins(self) -> dict[str, str | None]:
+        """The files that the suite's packages have to come from."""
+        return {name: os.path.join(self.front, name, "__init__.py") for name in PACKAGES}
+
+    @functools.cache  # noqa: B019
+    def versions(self, module: str) -> dict[str, str]:
+        """Of Python, torch, Triton and the package that has a module."""
+        found, top = {"python": self.version}, module.partition(".")[0]
+        for each in importlib.metadata.distributions(path=list(self.path)):
+            name, modules = canonicalize_name(each.name), (each.read_text("top_level.txt") or "").split()
+            if name in {"torch", "triton"} or (top and (name == canonicalize_name(top) or top in modules)):
+                found.setdefault(name, _version(each))
+        return found
+
+
+def _links(modules: Sequence[str]) -> str:
+    """A folder with a link to each of some modules of this environment."""
+    places = [Path(spec.origin) for spec in map(importlib.util.find_spec, modules) if spec and spec.origin]
+    targets = [place.parent if place.name == "__init__.py" else place for place in places]
+    digest = hashlib.sha256("\n".join(map(str, targets)).encode(errors="surrogatepass")).hexdigest()[:16]
+    folder = root().parent / "handed-over" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    for target in targets:
+        with contextlib.suppress(FileExistsError):
+            (folder / target.name).symlink_to(target)
+    return str(folder)
+
+
+def under(
+    known: Sequence[Implementation], asked: Mapping[str, str],
+    declared_there: Callable[[Implementation], Implementation],
+) -> list[Implementation]:  # fmt: skip
+    """The implementations, those that `--python` names under another interpreter; NAME@TAG adds one.
+
+    `declared_there` returns what one declares there, if that may be something else. Raises BadInput.
+    """
+    found = {each.name: each for each in known}
+    for name, python in asked.items():
+        original = name if name in found else name.rpartition("@")[0]
+        if original not in found:
+            said = f"--python {name}={python}: no chosen implementation is called {name!r}"
+            raise BadInput(f"{said}; {did_you_mean(name, list(found))}")
+        given = found[original]
+        interpreter = Interpreter.of(python)
+        there = dataclasses.replace(given, python=python, path=interpreter.path)
+        if (given.package or given.absent) and given.python != python:
+            told = declared_there(there)
+            there = dataclasses.replace(told, address=given.address, python=python, path=interpreter.path)
+        found[name] = dataclasses.replace(there, name=name, original=original if name != original else "")
+    return list(found.values())
+
+
+def pythons(asked: Sequence[str]) -> dict[str, str]:
+    """The executables of `--python NAME=PATH`, by name. Raises BadInput."""
+    found: dict[str, str] = {}
+    for text in asked:
+        name, equals, python = text.partition("=")
+        python = python.strip()
+        executable = shutil.which(os.path.expanduser(python))
+        if not (equals and NAME.fullmatch(name.strip())):
+            raise BadInput(f"--python {text}: give NAME=EXECUTABLE, such as sonic=/opt/sonic/bin/python.")
+        if executable is None:
+            raise BadInput(f"--python {text}: there is no program {python!r}; name an environment's bin/python.")
+        found[name.strip()] = os.path.abspath(executable)
+    return found

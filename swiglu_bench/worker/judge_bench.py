@@ -21,7 +21,7 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import OWN, OwnLayout
 from swiglu_bench.check.chain import Marks
-from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, sizes, torch_dtype
+from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, numbers, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
 from swiglu_bench.check.results import Fault, Letterbox, Sizes, same_bits
@@ -118,6 +118,10 @@ class JudgeBench:
         scales = {name: fp8.scale_size(case.precision, name, size) for name, size in codes.items()}
         opened = (("codes", codes, fp8.E4M3), ("scales", scales, torch.float32))
         return {kind: self._open(contender, kind, found, dtype) for kind, found, dtype in opened}
+
+    def numbers(self, case: Case) -> str:
+        """A mark of the random numbers that are drawn here for a case."""
+        return numbers(case, self._device)
 
     def truth(self, draw: Draw, train: bool) -> str:
         """Compute the truth of a call, which several contenders are judged by; why it cannot be, or ""."""

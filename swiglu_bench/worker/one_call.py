@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import os
 import pickle
 import re
@@ -49,8 +50,11 @@ def check(tool: str, device: torch.device) -> None:
 
 def program(settings: Settings, implementation: Implementation, case: Case) -> list[str]:
     """The command line of a process that makes one call."""
-    packed = pickle.dumps((settings, implementation.declared(), case))
-    return [sys.executable, "-m", "swiglu_bench.worker.one_call", base64.b64encode(packed).decode()]
+    packed = pickle.dumps((dataclasses.replace(settings, folder=None), implementation.declared(), case))
+    begin = [sys.executable, "-m", "swiglu_bench.worker.one_call"]
+    if implementation.python:
+        begin = environments.Interpreter.of(implementation.python).program("swiglu_bench.worker.one_call:main")
+    return [*begin, base64.b64encode(packed).decode()]
 
 
 def findings(settings: Settings, implementation: Implementation, case: Case, timeout_s: float, log: Path) -> str:

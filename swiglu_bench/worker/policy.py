@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,11 +18,13 @@ from swiglu_bench.cases.cases import WEIGHTS, Case, Dtype, Mode, Scope
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import machine
-from swiglu_bench.machine.ceilings_cache import Ceilings, Limits
 from swiglu_bench.measure.clock import make_clock
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record
 from swiglu_bench.worker.environments import packages_of
+
+if TYPE_CHECKING:
+    from swiglu_bench.machine.ceilings_cache import Ceilings
 
 CONTEXT_BYTES = {"cuda": 2**29, "cpu": 2**28}
 """Of the device's memory that a process takes before it does anything."""
@@ -65,8 +68,12 @@ class Settings:
     """The implementation that ratios are relative to, or "" for no ratios; None: as `baseline_of` says."""
     rule: Rule = field(default_factory=Rule)
     cold_l2: bool = True
+    hot_beside: bool = False
+    """Time calls with a hot L2 as well, after the rounds."""
     layers: int = 1
     """The number of layers that a CUDA graph goes through."""
+    new_tokens: int = 0
+    """After the rounds, call each contender with so many further token counts."""
     energy: bool = True
     """On a GPU, measure joules per call."""
     detail: bool = False
@@ -221,6 +228,8 @@ def check_sweep(
 
 
 def _seconds(this: machine.Machine, device: torch.device, work: Mapping[Dtype, float]) -> float:
+    from swiglu_bench.machine.ceilings_cache import Limits
+
     limits = Limits(this, device, make_clock(device))
     return sum(
         flops / limits.product(getattr(torch, dtype.value)).value / 1e12 for dtype, flops in work.items() if flops

@@ -129,14 +129,14 @@ class RoundJudge:
 
 
 def contender_of(
-    contender: Contender, judge: RoundJudge, method: str = "sample", led: Mode | None = None, latency: bool = False
+    contender: Contender, judge: RoundJudge, method: str = "sample", led: Mode | None = None, timed_by: str = ""
 ) -> rounds.TimedCall:
     """A contender's turns in rounds, by a method of its Workbench, or with `led`, the case's mode, by `led_sample`."""
 
     def take(number: int, lead_us: float) -> Sample:
         draw = judge.draw(number, contender.name)
         if led:
-            sample, report = led_sample(judge.court, contender, led, draw, lead_us, latency)
+            sample, report = led_sample(judge.court, contender, led, draw, lead_us, timed_by)
         else:
             report = contender.ask(SampleReport, method, draw, lead_us)
             sample = report.sample()
@@ -149,7 +149,7 @@ def contender_of(
 
 
 def led_sample(
-    court: Judging, contender: Contender, mode: Mode, draw: Draw, lead_us: float, latency: bool = False
+    court: Judging, contender: Contender, mode: Mode, draw: Draw, lead_us: float, timed_by: str = ""
 ) -> tuple[Sample, SampleReport]:
     """One sample whose inputs are told when all that comes before it is done, and its turn by this process's clock.
 
@@ -157,7 +157,7 @@ def led_sample(
     """
     contender.tell("lead_in", Draw(draw.seed if mode is Mode.BACKWARD else new_seed()))
     began = time.perf_counter()
-    report = contender.ask(SampleReport, "sample", draw, lead_us, latency, True)
+    report = contender.ask(SampleReport, "sample", draw, lead_us, timed_by, True)
     held_us = lead_us if court.settings.device.type == "cuda" else 0.0
     turn_ms = (contender.answered - began) * 1e3 - held_us / 1e3
     return dataclasses.replace(report.sample(), turn_ms=turn_ms), report

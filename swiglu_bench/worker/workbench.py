@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -23,7 +24,7 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built, Call, Produced
 from swiglu_bench.check.chain import Chain
-from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
+from swiglu_bench.check.inputs import Desk, Draw, make_problem, new_draw, numbers, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.results import (
     GlobalState,
@@ -47,6 +48,7 @@ from swiglu_bench.worker.worker import (
     LayoutReport,
     MemoryReport,
     SampleReport,
+    TimesReport,
     UsageReport,
 )  # fmt: skip
 
@@ -95,6 +97,10 @@ class Workbench:
         return [torch.cuda.Stream(self._device, priority) for priority in (0, -1) for _ in range(POOL_STREAMS)]
 
     @cached_property
+    def _hot(self) -> Clock:
+        return make_clock(self._device, cold_l2=False)
+
+    @cached_property
     def _latency(self) -> LatencyClock:
         assert isinstance(self.clock, CudaClock)
         return LatencyClock(self.clock)
@@ -126,6 +132,10 @@ class Workbench:
         self._built.as_they_lie, layout = True, self._built.layout
         told = LayoutReport.of(layout) if layout else None
         return BuildReport(gradients=list(self._built.gradients), layout=told)
+
+    def numbers(self) -> str:
+        """A mark of the random numbers that are drawn here for the case."""
+        return numbers(self._problem.case, self._device)
 
     def rehearse(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> None:
         """Build and call it once, where nothing is timed or judged: what has to be compiled is on disk afterwards."""
@@ -234,15 +244,37 @@ class Workbench:
             self._begun.begin()
         self.clock.synchronize()
 
-    def sample(self, draw: Draw, lead_us: float, latency: bool = False, led: bool = False) -> SampleReport:
-        """One timed call of the case's mode, inputs drawn behind the spin; `led`: its `lead_in` came before."""
+    def sample(self, draw: Draw, lead_us: float, timed_by: str = "", led: bool = False) -> SampleReport:
+        """One timed call of the case's mode, inputs drawn behind the spin; `led`: its `lead_in` came before.
+
+        `timed_by` is "" for the device's clock, "latency", or "hot" where the L2 is not flushed.
+        """
         if not led:
             self.lead_in(draw)
         begun, self._begun = self._begun, None
+        latency = timed_by == "latency"
         call = begun or self._built.call(self._problem.case.mode, draw, upstream_first=latency)
-        pause = contextlib.nullcontext if latency else self.clock.pause
-        clock = self._latency if latency else self.clock
+        own = self._hot if timed_by == "hot" else self.clock
+        clock, pause = (self._latency, contextlib.nullcontext) if latency else (own, own.pause)
         return self._take(clock, lambda: call.run(pause), lambda: call.prepare(draw), call.results, lead_us)
+
+    def first_calls(self, counts: Sequence[int]) -> TimesReport:
+        """One call of the layer with each of some token counts: a forward, or else a forward and backward."""
+        found = []
+        for tokens in counts:
+            case = dataclasses.replace(self._problem.case, tokens=tokens)
+            desk, draw = Desk(dataclasses.replace(self._problem, case=case)), new_draw()
+            given, upstream = desk.activations(draw), desk.upstream(draw)
+            self.clock.synchronize()
+            began = time.perf_counter()
+            if case.mode is Mode.FORWARD:
+                with torch.no_grad():
+                    self._built.forward(*given)
+            else:
+                self._built.run_on(given, upstream)
+            self.clock.synchronize()
+            found.append((time.perf_counter() - began) * 1e3)
+        return TimesReport(ms=found)
 
     def record(self, mode: Mode) -> str:
         """Record the work of a mode, for all layers, as a CUDA graph; why it cannot be recorded, or ""."""

@@ -2,13 +2,15 @@
 
 A contender's process has a Workbench and no judge, the judge's has a JudgeBench and imports no contender. A question is
 the name of a method and its arguments. A contender's process answers in JSON: pickled objects would run code in its
-parent.
+parent. It may run under another interpreter, with another torch: of what is imported here, torch and NumPy have to be
+there, and all else is pure Python that is handed over.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
 import json
@@ -22,14 +24,13 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import pydantic
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
 
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.errors import BadInput, one_line
@@ -41,7 +42,6 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, Sample, answers
 from swiglu_bench.worker import environments, forkserver, policy
 from swiglu_bench.worker.ahead import keep_no_choice
-from swiglu_bench.worker.judge_bench import JudgeBench
 from swiglu_bench.worker.policy import Settings, Task
 
 CONTENDER, JUDGE = "contender", "judge"
@@ -60,12 +60,20 @@ class Setting:
     threads: int
     origins: dict[str, str | None]
     """The file that each package has to come from."""
+    program: list[str]
+    """The beginning of a command line that calls `go_on` under another interpreter; empty: this one."""
 
     @classmethod
-    def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> Setting:
+    def of_this_process(
+        cls, log: Path, environment: Mapping[str, str], interpreter: environments.Interpreter | None = None
+    ) -> Setting:
         """This process's settings, some environment variables changed, and a file for all that the child prints."""
         changed = {**forkserver.environment(), **environment}
-        return cls(log, changed, torch.get_num_threads(), sources.origins())
+        if interpreter:
+            changed = {name: value for name, value in changed.items() if name not in environments.OF_PYTHON}
+            program = interpreter.program("swiglu_bench.worker.worker:go_on")
+            return cls(log, changed, torch.get_num_threads(), interpreter.origins(), program)
+        return cls(log, changed, torch.get_num_threads(), sources.origins(), [])
 
 
 class Role:
@@ -85,11 +93,14 @@ class Role:
 
     def begin_judge(self, settings: Settings, this: Machine) -> None:
         """Be the judge's process from now on."""
+        from swiglu_bench.worker.judge_bench import JudgeBench
+
         self._bench = JudgeBench(settings, this)
 
-    def declare(self, address: str) -> dict[str, Any]:
-        """What the implementation at an address declares; its code runs here."""
-        return registry.load(address).as_data()
+    def declare(self, known: str | Implementation) -> dict[str, Any]:
+        """What an implementation declares, by its address or known from elsewhere; its code runs here."""
+        found = registry.load(known) if isinstance(known, str) else registry.find(known)
+        return found.as_data()
 
     def begin(self, settings: Settings, declared: Implementation, bench: str) -> None:
         """Import what an implementation needs, and be its process from now on; `bench` is the class that answers.
@@ -119,7 +130,29 @@ class Role:
 
 def serve(pipe: Connection, role: str, setting: Setting) -> None:
     """Answer questions until the pipe closes."""
-    settle(setting)
+    sentinel = _attach(setting)
+    if setting.program:
+        for descriptor in (pipe.fileno(), sentinel):
+            os.set_inheritable(descriptor, True)
+        told = json.dumps([pipe.fileno(), sentinel, setting.threads, setting.origins])
+        os.execv(setting.program[0], [*setting.program, told])
+    _take_over(sentinel, setting.threads, setting.origins)
+    _answer_all(pipe, role)
+
+
+def settle(setting: Setting) -> None:
+    """Be a child with its parent's settings, which prints into its log and ends when the parent does."""
+    _take_over(_attach(setting), setting.threads, setting.origins)
+
+
+def go_on() -> None:
+    """Under another interpreter: be the contender's process that `serve` has begun."""
+    descriptor, sentinel, threads, origins = json.loads(sys.argv[1])
+    _take_over(sentinel, threads, origins)
+    _answer_all(Connection(descriptor), CONTENDER)
+
+
+def _answer_all(pipe: Connection, role: str) -> None:
     answerer = Role()
     while True:
         try:
@@ -139,7 +172,7 @@ def answer(answerer: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str,
     """How a question ends, and what is answered, reports as plain data, or what was raised, in one line."""
     try:
         value = getattr(answerer, method)(*arguments)
-        return "answer", value.model_dump(mode="json") if isinstance(value, Report) else value
+        return "answer", asdict(value) if isinstance(value, Report) else value
     except BadInput as error:
         return "refused", str(error)
     except DeviceLost as error:
@@ -152,42 +185,47 @@ def answer(answerer: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str,
         return "failed", one_line(error)
 
 
-def settle(setting: Setting) -> None:
-    """Take over the parent's settings, print into the log, and end when the parent does."""
+def _attach(setting: Setting) -> int:
+    """Take over the parent's environment and print into the log; what is ready once the parent has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     if hasattr(os, "setsid"):
         os.setsid()  # the terminal's Ctrl-C is the parent's to handle; and what a child starts can be ended with it
     if sys.platform == "linux":  # a process that stands still cannot notice its parent's end by itself
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what this process starts stays its descendant
         forkserver.let_go()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     log = os.open(setting.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         os.dup2(log, descriptor)
     os.close(log)
+    os.environ.clear()
+    os.environ.update(setting.environment)
+    return int(parent.sentinel)
+
+
+def _take_over(sentinel: int, threads: int, origins: dict[str, str | None]) -> None:
+    """Take over all else, once this is the interpreter that answers."""
+    threading.Thread(target=_end_with_parent, args=(sentinel,), daemon=True).start()
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     faulthandler.enable(all_threads=False)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     logging.getLogger("swiglu_bench").setLevel(logging.INFO)
-    os.environ.clear()
-    os.environ.update(setting.environment)
     tempfile.tempdir = None  # what it was elsewhere may be remembered
     # torch.compile's pool of processes, one for each core, would work on while others are timed.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    torch.set_num_threads(setting.threads)
-    for package, origin in sources.origins().items():
-        if origin != setting.origins[package]:
-            there = setting.origins[package]
-            raise SystemExit(f"{package} would come from {origin} here; in the parent it comes from {there}")
+    torch.set_num_threads(threads)
+    here = sources.origins()
+    for package, there in origins.items():
+        if here[package] != there:
+            raise SystemExit(f"{package} would come from {here[package]} here; in the parent it comes from {there}")
     gc.freeze()  # all that was imported: a collection between cases then takes no time
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+def _end_with_parent(sentinel: int) -> None:
+    wait([sentinel])
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -196,40 +234,55 @@ def _end_with_parent() -> None:
 # What a contender's process tells its parent: it comes as JSON and is checked, for the sender may be anything
 
 MOST_REASON = 2000
-Text = Annotated[str, Field(max_length=MOST_REASON)]
+Text = Annotated[str, MaxLen(MOST_REASON)]
 LONGEST_MS = 1e8
 """Of one call: what waits for a GPU is as long as a contender says of its calls."""
 LONGEST_US = 1e3 * LONGEST_MS
-Duration = Annotated[float, Field(ge=0, le=LONGEST_US, allow_inf_nan=False)]
+Duration = Annotated[float, Ge(0), Le(LONGEST_US)]
 """In microseconds."""
-Time = Annotated[float, Field(gt=0, le=LONGEST_MS, allow_inf_nan=False)]
+Time = Annotated[float, Gt(0), Le(LONGEST_MS)]
 """In milliseconds."""
-Bits = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Bits = Annotated[int, Ge(-(2**31)), Lt(2**31)]
 MOST_CALLS = 256
 """Of a chain."""
-Bytes = Annotated[int, Field(ge=0, lt=2**50)]
+Bytes = Annotated[int, Ge(0), Lt(2**50)]
 
 
 class Malformed(ValueError):
     """A report that is none: one phrase."""
 
 
-class Report(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Report:
     """The base of all: nothing more and nothing less than its fields, in their types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     @classmethod
     def checked(cls, data: object) -> Self:
         """The report in what a process sent; raises Malformed."""
+        import pydantic  # which no contender's process needs
+
+        if isinstance(data, cls):  # of this process
+            return data
         try:
-            return cls.model_validate(data)
+            adapter: Any = _adapter
+            found: Self = adapter(cls).validate_json(json.dumps(data))
+            return found
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the message"
             raise Malformed(f"its process sent a malformed report ({place}: {first['msg']})") from None
 
 
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    import pydantic
+
+    return pydantic.TypeAdapter(kind)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FaultReport(Report):
     """Why a tensor's values do not count."""
 
@@ -237,6 +290,7 @@ class FaultReport(Report):
     reason: Text
 
 
+@dataclass(frozen=True, kw_only=True)
 class CallReport(Report):
     """One untimed call: which results lie in the letterbox, and what is wrong with the others."""
 
@@ -249,6 +303,7 @@ class CallReport(Report):
     """Names of the operands whose codes and scales lie in their letterboxes; None where it hands over none."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class SampleReport(Report):
     """One timed call."""
 
@@ -264,15 +319,24 @@ class SampleReport(Report):
         return Sample(self.ms, self.host_us, self.queue_us, self.queue_filled, None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimesReport(Report):
+    """What some calls took, each by the host's clock, in milliseconds."""
+
+    ms: Annotated[list[Time], MaxLen(MOST_CALLS)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChainReport(Report):
     """A chain of calls: the bits of the mark of each result of each call."""
 
-    marks: Annotated[list[Annotated[list[Bits], Field(max_length=64)]], Field(max_length=MOST_CALLS)]
+    marks: Annotated[list[Annotated[list[Bits], MaxLen(64)]], MaxLen(MOST_CALLS)]
 
 
-Sizes = Annotated[list[Bytes], Field(max_length=8)]
+Sizes = Annotated[list[Bytes], MaxLen(8)]
 
 
+@dataclass(frozen=True, kw_only=True)
 class ViewReport(Report):
     """A `built.View`; `order` has the shape `rows`."""
 
@@ -286,6 +350,7 @@ class ViewReport(Report):
     flipped: bool
 
 
+@dataclass(frozen=True, kw_only=True)
 class LayoutReport(Report):
     """A `built.OwnLayout`."""
 
@@ -321,6 +386,7 @@ class LayoutReport(Report):
             raise Malformed(f"its process sent a malformed report (layout: {one_line(error)})") from None
 
 
+@dataclass(frozen=True, kw_only=True)
 class BuildReport(Report):
     """An implementation that was built."""
 
@@ -330,6 +396,7 @@ class BuildReport(Report):
     """Where its weights lie, if in parameters of its own."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class MemoryReport(Report):
     """Bytes above inputs and weights."""
 
@@ -338,6 +405,7 @@ class MemoryReport(Report):
     kept_bytes: Bytes
 
 
+@dataclass(frozen=True, kw_only=True)
 class UsageReport(Report):
     """One scenario of a model's use: results that lie in the letterbox, and how it ended."""
 
@@ -349,12 +417,14 @@ class UsageReport(Report):
     conduct: dict[Text, Text]
 
 
+@dataclass(frozen=True, kw_only=True)
 class LoadedReport(Report):
     """Files and folders with code, by their paths."""
 
-    paths: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=sources.MOST_OPENED)]
+    paths: Annotated[list[Annotated[str, MaxLen(4096)]], MaxLen(sources.MOST_OPENED)]
 
 
+@dataclass(frozen=True, kw_only=True)
 class CheckReport(Report):
     """One check of the contract."""
 

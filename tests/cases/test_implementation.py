@@ -60,7 +60,9 @@ def test_triton_on_a_cpu_needs_the_interpreter(installed: set[str]) -> None:
 
 def test_the_interpreter_has_its_needs(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for triton, numpy, works in (("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.0", True)):
-        monkeypatch.setattr(importlib.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+        known = {"triton": triton, "numpy": numpy}
+        found = lambda name, path, known=known: [types.SimpleNamespace(version=known[name])]  # noqa: E731
+        monkeypatch.setattr(importlib.metadata, "distributions", found)
         reason = TRITON.unavailable("cpu", interpreter=True)
         assert reason is None if works else "needs a NumPy older than 2.4, and 2.4.0 is installed" in str(reason)
 

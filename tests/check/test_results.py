@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 from swiglu_bench.cases.cases import Dtype
+from swiglu_bench.check import results
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.results import ALIGNMENT_BYTES, Letterbox, Sizes, fingerprint, form_fault, poison, same_bits
 
@@ -182,17 +183,18 @@ def _open_each(pipe: Connection) -> None:
         pipe.send(boxes[-1].tensors["output"].sum().item())
 
 
-def test_what_is_open_of_an_earlier_letterbox_is_not_handed_out_again() -> None:
+def test_what_is_open_of_an_earlier_letterbox_is_not_handed_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "rebuild_cuda_tensor", _open_as_pytorch)
     shared_cache["handle", 512] = StorageWeakRef(torch.empty(0).untyped_storage())
     shared_cache["handle", 1024] = StorageWeakRef(torch.empty(0).untyped_storage())
-    address = pickle.dumps((_open_as_pytorch, (None, "handle", 512)))
+    address = pickle.dumps({"storage_handle": "handle", "storage_offset_bytes": 512})
     opened = Letterbox.open(address, {"output": (2, 2)}, torch.float32)
     assert opened.tensors["output"].shape == (2, 2)
     assert ("handle", 1024) in shared_cache
     del shared_cache["handle", 1024]
 
 
-def _open_as_pytorch(tensor_cls: object, storage_handle: str, storage_offset_bytes: int) -> torch.Tensor:
+def _open_as_pytorch(storage_handle: str, storage_offset_bytes: int, **kinds: object) -> torch.Tensor:
     assert (storage_handle, storage_offset_bytes) not in shared_cache
     return torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8)
 

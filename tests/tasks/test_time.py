@@ -1,5 +1,6 @@
 """What the samples of a case say: verdicts, the noise of equal processes, limits, the state of the GPU."""
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
             count += 1
             ms = eager_ms if self.implementation.name == "eager" else other_ms
             ms *= 1 + jitter * (((count * 7919) % 101) / 101 - 0.5)
-            return report.model_copy(update={"ms": ms, "host_us": ms * 1e3})
+            return dataclasses.replace(report, ms=ms, host_us=ms * 1e3)
 
         monkeypatch.setattr(court.Contender, "ask", ask)
         monkeypatch.setattr(Chains, "disagreements", lambda *_: {})

@@ -1,15 +1,20 @@
 """Where contenders' processes keep what they compile."""
 
 import dataclasses
+import importlib.util
 import json
 import os
+import platform
 import shutil
+import subprocess
 import sys
+import venv
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,15 +22,20 @@ from courts import run_here
 from from_files import from_file
 from specimens import small_case
 
-from swiglu_bench.cases.cases import Case, Mode
+from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.registry import load
+from swiglu_bench.cases.shapes import environments_of
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
+from swiglu_bench.options import VerifyOptions
+from swiglu_bench.request import implementations_of
 from swiglu_bench.rows.record import Status
 from swiglu_bench.tasks.time import _TimedCase
 from swiglu_bench.worker import environments
+from swiglu_bench.worker.admission import Admitting
+from swiglu_bench.worker.child import ContenderFailed
 from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.policy import Settings, Task
 
@@ -269,3 +279,135 @@ def test_two_versions_of_liger_from_the_index(tmp_path: Path) -> None:
     rows = run_here([small_case(mode=Mode.FORWARD)], both, settings, this, logs=tmp_path)
     found = {row.packages: row.status for row in rows}
     assert found == {"liger-kernel==0.7.0": Status.OK, "liger-kernel==0.8.5": Status.INCORRECT}
+
+
+# Another interpreter
+
+
+def linked(source: str, target: str) -> None:
+    """A second name of a file: what is installed there lies there, and takes no space; copied on another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An environment with torch, NumPy, what these need, and a package that is not here."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    venv.create(folder, symlinks=True)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    for name in ("torch", "numpy"):
+        spec = importlib.util.find_spec(name)
+        assert spec
+        here = Path(spec.origin or "").parent.parent
+        for part in (name, *(f"{found.name}" for found in here.glob(f"{name}[-.]*") if found.is_dir())):
+            shutil.copytree(here / part, packages / part, copy_function=linked)
+    for name in ("typing_extensions", "torchgen", "sympy", "mpmath", "filelock", "fsspec", "jinja2", "networkx"):
+        spec = importlib.util.find_spec(name)
+        assert spec
+        place = Path(spec.origin or "")
+        place = place.parent if place.name == "__init__.py" else place
+        (packages / place.name).symlink_to(place)
+    (packages / "only_there.py").write_text("FACTOR = 1.0\n", encoding="utf-8")
+    return str(folder / "bin" / "python")
+
+
+THERE = """
+import sys
+
+import only_there
+import torch
+
+from swiglu_bench import Step, implementation
+
+@implementation("mine", scopes=["glu"], description="by a package that is not here", package="only_there")
+def mine(problem):
+    foreign = {"pydantic", "scipy", "pandas", "rich", "typer"} & {*sys.modules}
+    assert not foreign, foreign
+    assert sys.prefix.endswith("0") and "elsewhere" in sys.prefix, sys.prefix
+    w_gate, w_up = problem.weights.values()
+    return Step(lambda x: only_there.FACTOR * torch.nn.functional.silu(x @ w_gate.T) * (x @ w_up.T))
+
+@implementation("dies", scopes=["glu"], description="dies while it is built", package="only_there")
+def dies(problem):
+    print("its last words", flush=True)
+    import os
+    os._exit(3)
+"""
+
+
+def test_another_interpreter_needs_nothing_but_torch_and_numpy(elsewhere: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(THERE, encoding="utf-8")
+    asked = [f"{name}={elsewhere}" for name in ("mine", "dies", "eager@there")]
+    options = VerifyOptions(impl=["eager", f"{file}:mine", f"{file}:dies"], pythons=asked, shapes="smoke")
+    found = implementations_of(options, [Scope.GLU])
+    assert [each.name for each in found] == ["eager", "mine", "dies", "eager@there"]
+    with pytest.raises(BadInput, match="mine has an interpreter of its own; install packages there"):
+        environments.with_packages(found, ["mine@2=gate_of==2.0"])
+    assert environments.of(found[0])["TRITON_CACHE_DIR"] != environments.of(found[3])["TRITON_CACHE_DIR"]
+    settings, case = Settings(Task.VERIFY, torch.device("cpu"), "test", "test"), small_case(mode=Mode.FORWARD)
+    this = machine.describe(torch.device("cpu"))
+    rows = {row.implementation: row for row in run_here([case], found, settings, this, logs=tmp_path)}
+    ended = {name: row.status for name, row in rows.items()}
+    assert ended == dict.fromkeys(("eager", "mine", "eager@there"), Status.OK) | {"dies": Status.ERROR}, rows
+    assert "its last words" in rows["dies"].reason
+    assert f"python=={platform.python_version()}" in rows["mine"].packages
+    assert "only_there" not in rows["mine"].files, "it is installed there"
+    assert rows["eager"].packages == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("eager", "give NAME=EXECUTABLE"), ("=python3", "give NAME=EXECUTABLE"), ("eager=/no/python", "no program"),
+        ("eagle={here}", "no chosen implementation is called 'eagle'; did you mean eager"),
+        ("eager={ls}", "does not answer as Python"), ("eager={bare}", "has no torch in its environment"),
+    ],
+)  # fmt: skip
+def test_an_interpreter_that_cannot_be_is_told_in_a_sentence(asked: str, told: str, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    asked = asked.format(here=sys.executable, ls=shutil.which("ls"), bare=tmp_path / "bare" / "bin" / "python")
+    with pytest.raises(BadInput, match=told):
+        environments.under([pytorch.eager], environments.pythons([asked]), lambda known: known)
+
+
+def test_whose_random_numbers_are_others_gets_no_time() -> None:
+    known = dataclasses.replace(pytorch.eager, python="there")
+    court, contender = MagicMock(), MagicMock(implementation=known, tell=lambda method: "others")
+    court.settings.device = torch.device("cpu")
+    court.judge.numbers = lambda case: "ours"
+    with pytest.raises(ContenderFailed, match="draws other random numbers"):
+        Admitting(court, small_case(), MagicMock()).build(contender)
+
+
+def test_a_sweep_names_packages_and_interpreters(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "shapes: [smoke]\nsource: test\nwith: ['liger@old=liger-kernel==0.7.0']\npython: [eager=/no/python]\n", "utf-8"
+    )
+    assert environments_of(f"llama7b,{file}") == (["liger@old=liger-kernel==0.7.0"], ["eager=/no/python"])
+    with pytest.raises(BadInput, match="there is no program '/no/python'"):
+        implementations_of(VerifyOptions(impl=["eager"], shapes=str(file)))
+
+
+@pytest.mark.network
+@pytest.mark.timeout(1800)
+def test_two_versions_of_torch_from_the_index(tmp_path: Path) -> None:
+    """Beside this one: an older one, and the newest, under whatever Python it is that runs this."""
+    asked, program = [], pytest.importorskip("uv").find_uv_bin()
+    for version in ("2.11.0", "2.13.0"):
+        python = tmp_path / version / "bin" / "python"
+        subprocess.run([program, "venv", "-q", "-p", sys.executable, str(tmp_path / version)], check=True)
+        subprocess.run([program, "pip", "install", "-q", "-p", str(python), f"torch=={version}", "numpy"], check=True)
+        asked.append(f"eager@{version}={python}")
+    found = implementations_of(VerifyOptions(impl=["eager"], pythons=asked), [Scope.MLP])
+    settings, this = (
+        Settings(Task.VERIFY, torch.device("cpu"), "test", "test"), machine.describe(torch.device("cpu")),
+    )  # fmt: skip
+    cases = [small_case(scope=Scope.MLP, dtype=dtype) for dtype in (Dtype.FLOAT32, Dtype.BFLOAT16)]
+    rows = list(run_here(cases, found, settings, this, logs=tmp_path))
+    assert {row.status for row in rows} == {Status.OK}
+    assert {row.torch.partition("+")[0] for row in rows} >= {"2.11.0", "2.13.0"}

@@ -5,6 +5,7 @@ threads and streams that are not theirs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import json
@@ -118,7 +119,7 @@ def _fast_reports(real: Any) -> Any:
     def sample(self: Workbench, *given: Any, **named: Any) -> SampleReport:
         report = real(self, *given, **named)
         fast = {"ms": report.ms / SPEEDUP, "host_us": report.host_us / SPEEDUP}
-        return report.model_copy(update=fast)
+        return dataclasses.replace(report, **fast)
 
     return sample
 
@@ -181,7 +182,7 @@ def hiding(share: float) -> Callable[[], None]:
         def report(self: Workbench, *given: Any, **named: Any) -> SampleReport:
             found = real(self, *given, **named)
             less = {"ms": found.ms * (1 - share), "host_us": found.host_us * (1 - share)}
-            return found.model_copy(update=less)
+            return dataclasses.replace(found, **less)
 
         return report
 
@@ -292,7 +293,7 @@ def _knows_upstream(problem: Problem) -> Step:
 
 
 def _without_time(real: Any) -> Any:
-    return lambda *given, **named: real(*given, **named).model_copy(update={"ms": 0.0})
+    return lambda *given, **named: dataclasses.replace(real(*given, **named), ms=0.0)
 
 
 # What others keep on disk

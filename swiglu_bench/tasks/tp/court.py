@@ -285,7 +285,7 @@ def merged(reports: Sequence[Any]) -> Any:
     elif isinstance(first, CallReport):
         conducts = [report.conduct for report in reports]
         found["conduct"] = {name: said(conducts, name) for conduct in conducts for name in conduct}
-    return first.model_copy(update=found)
+    return dataclasses.replace(first, **found)
 
 
 def _slowest(samples: Sequence[Any]) -> dict[str, Any]:
