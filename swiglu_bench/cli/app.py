@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,11 +121,14 @@ for _panel, _commands in PANELS.items():
 _show_warning = warnings.showwarning
 
 
-def _tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    if issubclass(category, CutShort):
+def _tell(message: Warning | str, category: type[Warning], file: str, *where: Any, **more: Any) -> None:
+    """Show a warning, one of the project's own without the line of code that it comes from."""
+    if issubclass(category, CutShort) or (
+        category is UserWarning and {"swiglu_bench", "swiglu_kernels"} & {*Path(file).parts}
+    ):
         typer.echo(f"Warning: {message}", err=True)
     else:
-        _show_warning(message, category, *where, **more)
+        _show_warning(message, category, file, *where, **more)
 
 
 def _version(wanted: bool) -> None:

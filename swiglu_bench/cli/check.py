@@ -327,7 +327,7 @@ def _tune_jobs(
                 tuner, jobs, path, here, lambda count, doing: bar.tell(doing, count), partial(typer.echo, err=True)
             ):
                 done.append(job)
-                status |= isinstance(job.found, str)
+                status |= not job.kept
         except KeyboardInterrupt:
             status = request.INTERRUPTED
     return int(status), done
