@@ -116,7 +116,8 @@ for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
         # Typer keeps line ends
         _paragraphs = [" ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")]
-        app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(folding(_command))
+        _checked = folding(_command, request.check_names) if _panel != "Look back" else folding(_command)
+        app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(_checked)
 
 _show_warning = warnings.showwarning
 

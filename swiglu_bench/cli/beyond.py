@@ -15,7 +15,8 @@ from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.registry import load, select
-from swiglu_bench.options import HOW, JsonForm, TpOptions, TrainOptions, command_of, option
+from swiglu_bench.cases.shapes import load_shapes, model_file
+from swiglu_bench.options import HOW, TASKS, JsonForm, TpOptions, TrainOptions, command_of, option
 from swiglu_bench.rows.record import BASELINE, Record
 from swiglu_bench.show import text
 
@@ -51,6 +52,9 @@ def _train(
     _begin(options, form)
     if options.epochs is not None and options.steps is not None:
         raise BadInput("--epochs and --steps were given together; leave one of them out.")
+    text.check("--task", options.task, *TASKS)
+    if options.model is not None:
+        model_file(options.model)
     device = request.find_device(options.device, options.interpret)
     if options.interpret and device.type != "cpu":
         raise BadInput("--interpret is for a CPU; a GPU runs the kernels themselves. Leave it out.")
@@ -112,6 +116,7 @@ def _tp(
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """
     _begin(options, form)
+    ways, modes = _ways(options)
     os.environ.setdefault("GLOG_minloglevel", "2")
     from swiglu_bench.worker.ranks import default_environment, under_torchrun
 
@@ -129,7 +134,7 @@ def _tp(
     spot = under_torchrun()
     device, sizes = _where(options, spot)
     on_gpu = device.type == "cuda"
-    cases = _cases(options, on_gpu, sizes)
+    cases = _cases(options, on_gpu, sizes, modes, ways)
     chosen = _split(options, cases[0].scope, None if spot else options.timeout)
     left = {} if options.impl or on_gpu else {"compile": ON_REQUEST_ON_A_CPU}
     rule, run_id = run.default_rule(3.0 if options.budget is None else options.budget), machine.run_id(machine.now())
@@ -185,13 +190,22 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
     return device, asked or [there if device.type == "cuda" else 2]
 
 
-def _cases(options: TpOptions, on_gpu: bool, sizes: list[int]) -> list[SplitCase]:
-    """What is measured with each number of ranks. Raises BadInput."""
-    from swiglu_bench.cases.shapes import load_shapes
-    from swiglu_bench.tasks.tp import WAYS, cases_of
+def _ways(options: TpOptions) -> tuple[tuple[bool, ...], list[Mode]]:
+    """The ways of dealing with tokens, and the modes. Raises BadInput, also for numbers of GPUs."""
+    from swiglu_bench.tasks.tp import WAYS, parse_gpus
 
+    if options.gpus is not None:
+        parse_gpus(options.gpus)
     ways = WAYS[text.check("--sequence-parallel", options.sequence_parallel, *WAYS)]
-    modes = [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
+    return ways, [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
+
+
+def _cases(
+    options: TpOptions, on_gpu: bool, sizes: list[int], modes: list[Mode], ways: tuple[bool, ...]
+) -> list[SplitCase]:
+    """What is measured with each number of ranks. Raises BadInput."""
+    from swiglu_bench.tasks.tp import cases_of
+
     names = options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke"
     shapes = load_shapes(names, options.seed)
     if len({bool(shape.experts) for shape in shapes}) > 1:

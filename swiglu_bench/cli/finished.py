@@ -37,11 +37,11 @@ class RowOptions:
     impl: Annotated[
         Text, option(CHOOSE, "Names or globs, comma-separated.", autocompletion=options.complete_implementations)
     ] = None
-    shape: Annotated[Text, option(CHOOSE, "Names or globs.")] = None
+    shape: Annotated[Text, option(CHOOSE, "Names or globs.", *options.SHAPE)] = None
     tokens: Annotated[Text, option(CHOOSE, "As 1,128,1k,8k.")] = None
     dtype: Annotated[Text, option(CHOOSE, "bf16, fp16, fp32.")] = None
     scope: Annotated[Text, option(CHOOSE, "activation, glu, mlp.")] = None
-    mode: Annotated[Text, option(CHOOSE, "forward, backward, step.")] = None
+    mode: Annotated[Text, option(CHOOSE, "forward, backward, step.", *options.MODE)] = None
 
     def of(self, path: Path, baseline: str | None = None) -> FinishedRun:
         """A run with these rows, its ratios relative to `baseline` where that is given."""
@@ -390,7 +390,7 @@ class RecommendOptions:
     tokens: options.Tokens = None
     dtype: options.DtypeOption = None
     scope: options.ScopeOption = None
-    mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.")] = "step"
+    mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.", *options.MODE)] = "step"
     max_memory: Annotated[
         Text, option(WHAT, "Most memory that a training step may use above inputs and weights, such as 1GiB or 500MiB.")
     ] = None
@@ -420,6 +420,8 @@ def _recommend(wanted: RecommendOptions, form: options.Form = "table") -> None:
     text.check("--format", form, "table", *text.ROWS)
     text.check("--mode", wanted.mode, "forward", "backward", "step")
     most = _bytes("--max-memory", wanted.max_memory) if wanted.max_memory is not None else None
+    if not wanted.run:
+        request.check_names(vars(wanted))
     from swiglu_bench.show import ranking
 
     console = text.screen(form)

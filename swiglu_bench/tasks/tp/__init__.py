@@ -28,6 +28,7 @@ import numpy as np
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape, expand, tensors
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.contenders import ASYNC
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
 from swiglu_bench.rows.record import BASELINE, Record
 from swiglu_bench.rows.run_folder import PARTS
@@ -35,7 +36,6 @@ from swiglu_bench.rows.run_folder import PARTS
 if TYPE_CHECKING:
     from swiglu_bench.measure.rounds import Rounds
 
-ASYNC = "compile-async-tp"
 ALONE = {ASYNC: "compile"}
 """Without collectives, this one is that one."""
 Splitting = bool | str

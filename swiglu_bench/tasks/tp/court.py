@@ -28,12 +28,12 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
 from swiglu_bench.check.results import GlobalState, Letterbox
-from swiglu_bench.contenders import pytorch, split
+from swiglu_bench.contenders import ASYNC, pytorch, split
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.rows.record import Record
-from swiglu_bench.tasks.tp import ASYNC, LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
+from swiglu_bench.tasks.tp import LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
 from swiglu_bench.tasks.tp.judge import OF_TOKENS, PartOfTokens, RankJudge, gather_into, said
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn

@@ -15,6 +15,7 @@ from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import WEIGHTS, Dtype
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.contenders import ASYNC
 from swiglu_bench.loop import Ending, run_cases
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import Sample
@@ -25,7 +26,7 @@ from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
 from swiglu_bench.show import documents
 from swiglu_bench.show.console import RanksWriter, Screen
-from swiglu_bench.tasks.tp import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
+from swiglu_bench.tasks.tp import ALONE, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
 from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting
