@@ -21,6 +21,12 @@ from typer.models import OptionInfo
 
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
 """The panels of `--help`."""
+STATUS = (
+    "Exit status: 0: every row has what was asked for; 1: a row is incorrect or an error, or results were lost; 2: bad "
+    "input; 3: nothing is wrong, but something is not known (a row is unsettled, or skipped for lack of memory or of "
+    "--budget, or nothing that was requested can run here); 130: interrupted."
+)
+"""Of the commands that measure or check."""
 RARE = frozenset([
     "tp", "routing", "find_links", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup",
     "l2", "regime", "trace", "ncu", "energy", "csv", "save_baseline", "wandb_project", "wandb_entity",

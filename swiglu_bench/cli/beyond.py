@@ -33,6 +33,8 @@ SPLIT = {
     Scope.EXPERTS: ("eager", "grouped", "liger-experts", "fused-experts"),
 }
 """The implementations split by default."""
+WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
+"""Whether tokens are split over the ranks, too."""
 ON_REQUEST_ON_A_CPU = "On a CPU, compiling takes longer than everything else; --impl selects it."
 
 
@@ -44,8 +46,8 @@ def _train(
     """Train the same model with each implementation: does it learn the same, and is it faster?
 
     All begin with the same weights and see the same batches. Curves are compared with the effect of other seeds and of
-    another summation order on eager's; afterwards steps are timed in interleaved rounds. Exits 1 if one fails or
-    differs.
+    another summation order on eager's; afterwards steps are timed in interleaved rounds. A curve that differs
+    counts as incorrect.
 
     Example: swiglu-bench train --task llama --steps 40 --impl 'eager,compile,liger,fused-mlp-auto'
     """
@@ -110,8 +112,7 @@ def _tp(
 
     Gate and up are split by rows, down by columns. Each rank has its own experts, and tokens are sent to them. Output
     and every gradient are checked against fp64 on all ranks before anything is timed. It starts a process for each GPU
-    itself; under torchrun, which may span several hosts, it is one of the processes. Exits 1 if a row is incorrect or
-    an error.
+    itself; under torchrun, which may span several hosts, it is one of the processes.
 
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """
@@ -169,7 +170,6 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
     import torch
 
     from swiglu_bench.machine import machine
-    from swiglu_bench.tasks.tp import parse_gpus
 
     device = machine.find_device(options.device)
     asked, there = parse_gpus(options.gpus) if options.gpus is not None else [], torch.cuda.device_count()
@@ -190,10 +190,18 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
     return device, asked or [there if device.type == "cuda" else 2]
 
 
+def parse_gpus(text: str) -> list[int]:
+    """Numbers of ranks from '1,2,4', each once. Raises BadInput for anything else."""
+    counts = []
+    for part in (piece.strip() for piece in text.split(",")):
+        if not part.isascii() or not part.isdecimal() or not 1 <= int(part) <= 4096:
+            raise BadInput(f"--gpus: {part!r} is not a number of GPUs; give positive integers such as 2 or 1,2,4.")
+        counts.append(int(part))
+    return list(dict.fromkeys(counts))
+
+
 def _ways(options: TpOptions) -> tuple[tuple[bool, ...], list[Mode]]:
     """The ways of dealing with tokens, and the modes. Raises BadInput, also for numbers of GPUs."""
-    from swiglu_bench.tasks.tp import WAYS, parse_gpus
-
     if options.gpus is not None:
         parse_gpus(options.gpus)
     ways = WAYS[text.check("--sequence-parallel", options.sequence_parallel, *WAYS)]

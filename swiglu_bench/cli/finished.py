@@ -434,24 +434,24 @@ def _recommend(wanted: RecommendOptions, form: options.Form = "table") -> None:
         if most is not None and not wanted.impl:  # what needs the least memory is a variant, not compared unasked
             names = [name for name, known in catalogue.items() if not known.on_request]
             wanted = dataclasses.replace(wanted, impl=names)
-        runs = [_measured(wanted.mode, wanted, console, budget=wanted.budget, energy=False)]
-        if not any(record.time_ms is not None for record in runs[0].records):
-            raise typer.Exit(1)  # the sweep has said why
-        runs += [_measured("memory", wanted, console)] if most is not None else []
+        status, timed = _measured(wanted.mode, wanted, console, budget=wanted.budget, energy=False)
+        if not any(record.time_ms is not None for record in timed.records):
+            raise typer.Exit(status)  # the sweep has said why
+        runs = [timed, *([_measured("memory", wanted, console)[1]] if most is not None else [])]
     choices = ranking.recommend(runs, catalogue, most)
     about = {"kind": "recommendation", "version": 1, "max_memory_bytes": most, "runs": [run.name for run in runs]}
     _put(form, ranking.recommendation_tables(choices, runs), choices, about, choices[0])
     raise typer.Exit(int(any(choice["implementation"] is None for choice in choices)))
 
 
-def _measured(command: str, wanted: RecommendOptions, console: Console, **more: Any) -> FinishedRun:
+def _measured(command: str, wanted: RecommendOptions, console: Console, **more: Any) -> tuple[int, FinishedRun]:
     from swiglu_bench.tasks.sweep import perform
 
     own = {"mode", "max_memory", "run", "budget", "out"}
     given = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted) if field.name not in own}
     out = wanted.out / command if wanted.out else None
     options_of_command = options.COMMANDS[command](**given, **more, csv=out is not None, out=out)
-    return perform(command, options_of_command, console, request.command_line())[1]
+    return perform(command, options_of_command, console, request.command_line())
 
 
 def _chosen(path: Path, wanted: RecommendOptions) -> FinishedRun:

@@ -14,9 +14,9 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from swiglu_bench.machine.machine import installed
 from swiglu_bench.contenders.fused import unsloth
 from swiglu_bench.contenders.pytorch import compiled
+from swiglu_bench.machine.machine import installed
 from swiglu_bench.machine.system import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer, capabilities, file_value, look
 from swiglu_bench.measure import profilers
 

@@ -43,7 +43,6 @@ Splitting = bool | str
 LOCAL, SINGLE = "local", "single"
 """Without collectives, on a rank's part of the weights; whole, on each GPU by itself."""
 TWIN, COLLECTIVES = "eager's twin", "collectives"
-WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
 """Values of --sequence-parallel, and whether tokens are split between the collectives."""
 
 
@@ -117,16 +116,6 @@ def cases_of(
 
 def _fields(case: Case) -> dict[str, Any]:
     return {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
-
-
-def parse_gpus(text: str) -> list[int]:
-    """Numbers of ranks from '1,2,4', each once. Raises BadInput for anything else."""
-    counts = []
-    for part in (piece.strip() for piece in text.split(",")):
-        if not part.isascii() or not part.isdecimal() or not 1 <= int(part) <= 4096:
-            raise BadInput(f"--gpus: {part!r} is not a number of GPUs; give positive integers such as 2 or 1,2,4.")
-        counts.append(int(part))
-    return list(dict.fromkeys(counts))
 
 
 def _listed(values: Iterable[int]) -> str:

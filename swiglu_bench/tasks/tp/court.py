@@ -53,6 +53,10 @@ LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
 WARMUPS, SAMPLES = 3, 9
 
 
+WHOLE = "One GPU runs the case whole."
+"""How the reason of a row begins whose case is too large for that."""
+
+
 class RankCourt:
     """All ranks and their judges, as this rank has them; to a task, a Court."""
 
@@ -132,7 +136,7 @@ class RankCourt:
         if name in self.skipped:
             return self.skipped[name]
         if large := policy.too_large(self.settings, case, machine.free_memory_bytes(device)):
-            return f"One GPU runs the case whole. {large}"
+            return f"{WHOLE} {large}"
         if case.shape.experts and known.backend == "inductor":
             return "A rank has a different number of rows in every call, and it is compiled for one."
         if case.mode is not Mode.FORWARD and known.trains != "everything":

@@ -27,7 +27,7 @@ from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
 from swiglu_bench.show import documents
 from swiglu_bench.show.console import RanksWriter, Screen
 from swiglu_bench.tasks.tp import ALONE, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
-from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
+from swiglu_bench.tasks.tp.court import WHOLE, RankContender, RankCourt, RankRoundJudge
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.chains import WrongResult
@@ -116,6 +116,7 @@ def tp(court: Court, case: SplitCase, implementations: Sequence[Implementation])
     of_ranks = ranks.on_all(lambda: [ranks.why_not(case, *which) for which in rows])
     for row, *reasons in zip(rows.values(), *of_ranks, strict=True):
         if reason := next(filter(None, reasons), ""):
+            row.stopped_by = "memory" if reason.startswith(WHOLE) else ""
             row.end(Status.SKIPPED, reason)
     able = {which: row for which, row in rows.items() if row.status is Status.OK}
     try:
@@ -363,6 +364,8 @@ class RankGroups(OneDevice):
     def _none(self, case: SplitCase, status: Status, reason: str) -> list[Record]:
         """The rows of a case for which nothing is measured."""
         found = blanks(self._work.settings, case, self._work.implementations, [self.places[0].machine.as_dict()])
+        for row in found.values():
+            row.stopped_by = "memory" if status is Status.SKIPPED else ""
         return [row.end(status, reason) for row in found.values()]
 
     def _end_group(self) -> None:
