@@ -300,7 +300,7 @@ def report(
     text.check("--format", form, text.TABLE, "json")
     missing = [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise BadInput(f"report needs {', '.join(missing)}; install them with: pip install 'swiglu-bench[report]'.")
+        raise BadInput(f"report needs {', '.join(missing)}; install them with: pip install {' '.join(missing)}.")
     if dark and not (png or svg):
         raise BadInput("--dark is for pictures, and a page follows its reader's setting; give --png or --svg, too.")
     if not output and not png and not svg:

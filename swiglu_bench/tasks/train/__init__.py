@@ -117,7 +117,8 @@ class TrainingRun:
                 f"{options.task} on {this.device}: {experiment.data.about}; blocks "
                 f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
                 f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}.",
-                markup=False, highlight=False,
+                markup=False,
+                highlight=False,
             )
             with ending, TrainingProgress(console, len(self.trainees) * len(seeds), into.wandb) as progress:
                 for row in run.train(experiment, self.trainees, seeds, rule, progress.listen):

@@ -291,9 +291,7 @@ def _llama(w: Llama) -> Callable[[], nn.Module]:
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
-        raise BadInput(
-            "The task llama needs transformers; install it with: pip install 'swiglu-bench[train]'."
-        ) from None
+        raise BadInput("The task llama needs transformers; install it with: pip install transformers.") from None
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=w.hidden, intermediate_size=w.intermediate, num_hidden_layers=w.layers,
         num_attention_heads=w.heads, num_key_value_heads=w.kv_heads, max_position_embeddings=w.sequence,
@@ -310,9 +308,7 @@ def digits(size: int, device: torch.device) -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise BadInput(
-            "The task digits needs scikit-learn; install it with: pip install 'swiglu-bench[train]'."
-        ) from None
+        raise BadInput("The task digits needs scikit-learn; install it with: pip install scikit-learn.") from None
     found = load_digits()
     order = torch.randperm(len(found.data), generator=torch.Generator().manual_seed(0))
     inputs = torch.from_numpy(found.data).float().div(8).sub(1)[order].to(device)
