@@ -382,15 +382,18 @@ class Record:
         values = [getattr(self, name) for name in layout.columns()]
         return dict(zip(layout.header(), values, strict=True))
 
-    def end(self, status: Status, reason: str) -> Self:
-        """Set the status and the reason; unless the row is ok, its figures are deleted."""
+    def end(self, status: Status, reason: str, lacking: str = "") -> Self:
+        """Set the status and the reason; unless the row is ok, its figures are deleted.
+
+        `lacking` is what a skipped row's case has too little of, `budget` or `memory`.
+        """
         if status is not Status.OK:
             for column in dataclasses.fields(self):
                 if column.name in OF_OK:
                     setattr(self, column.name, column.default)
         if status is not Status.UNSETTLED:
             self.unconfirmed_ms = None
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.stopped_by = status, reason, lacking or self.stopped_by
         return self
 
     def shown(self, name: str) -> str:

@@ -108,8 +108,7 @@ class CaseRun(ABC):
             reason = reason or judge.truth(draw, case.mode is not Mode.FORWARD)
         if reason:
             for known in able:
-                known.record.stopped_by = "budget" if long else "memory"
-                yield known.record.end(Status.SKIPPED, reason)
+                yield known.record.end(Status.SKIPPED, reason, "budget" if long else "memory")
             return
         if case.shape.experts:
             load = judge.load()

@@ -116,8 +116,7 @@ def tp(court: Court, case: SplitCase, implementations: Sequence[Implementation])
     of_ranks = ranks.on_all(lambda: [ranks.why_not(case, *which) for which in rows])
     for row, *reasons in zip(rows.values(), *of_ranks, strict=True):
         if reason := next(filter(None, reasons), ""):
-            row.stopped_by = "memory" if reason.startswith(WHOLE) else ""
-            row.end(Status.SKIPPED, reason)
+            row.end(Status.SKIPPED, reason, "memory" if reason.startswith(WHOLE) else "")
     able = {which: row for which, row in rows.items() if row.status is Status.OK}
     try:
         if able:
@@ -364,9 +363,7 @@ class RankGroups(OneDevice):
     def _none(self, case: SplitCase, status: Status, reason: str) -> list[Record]:
         """The rows of a case for which nothing is measured."""
         found = blanks(self._work.settings, case, self._work.implementations, [self.places[0].machine.as_dict()])
-        for row in found.values():
-            row.stopped_by = "memory" if status is Status.SKIPPED else ""
-        return [row.end(status, reason) for row in found.values()]
+        return [row.end(status, reason, "memory" * (status is Status.SKIPPED)) for row in found.values()]
 
     def _end_group(self) -> None:
         ranks, self._ranks = self._ranks, None
