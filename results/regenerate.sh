@@ -173,7 +173,7 @@ for piece in ${*:-$pieces}; do
     false-alarms)
       $bench selftest --no-zoo --false-alarms 200 --skip-impl '*compile*' >"$folder/selftest-false-alarms.txt" || [ $? -eq 1 ] ;;
     audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;
-    noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
+    noise) $bench noise --out "$folder" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
     random-forward)
       sweep random-forward forward --shapes random:40 --seed 1 --budget 1 --no-energy --impl eager,compile,liger,fused-auto ;;
     random-step)

@@ -66,7 +66,7 @@ class Results(_Shown, FinishedRun):
     """The rows of a run and what can be done with them. In a notebook it shows itself as tables."""
 
     failed: bool = False
-    """Whether a row is incorrect or an error, or could not be kept, or none is ok; the exit status is then not 0."""
+    """Whether the command would exit with another status than 0: something is wrong, or is not known."""
 
     @property
     def ok(self) -> pandas.DataFrame:

@@ -43,8 +43,8 @@ OPERATIONS_PER_BYTE = 200
 ATTEMPTS = 2
 REPEATS = 0.5
 REPEATED = "Its case was repeated at the end of the run: the machine had been too busy to settle all of its rows."
-UNSETTLED = 3
-"""The exit status where nothing is wrong, and the machine was too busy for a check of some row."""
+NOT_KNOWN = 3
+"""The exit status where nothing is wrong, and something is not known."""
 
 
 class NoPlace(RuntimeError):
@@ -299,8 +299,8 @@ class Ending:
     ) -> int:  # fmt: skip
         """Say where the rows are, and why nothing that was `asked` for is `done`; the exit status.
 
-        It is 0 when every row is ok or skipped and kept, and one that was asked for is ok; 130 when interrupted;
-        UNSETTLED where rows are unsettled and nothing else is amiss; else 1. `earlier` rows are older than the command.
+        1: a row is incorrect, an error or lost, or the run ended early; 130: interrupted; NOT_KNOWN: nothing is wrong,
+        but a row is `unknown`, or nothing that was asked for is ok; else 0. `earlier` rows are older than the command.
         """
         for place in into.places(what):
             self.screen.say(place)
@@ -311,10 +311,9 @@ class Ending:
         if nothing:
             self.screen.warn(nothing)
         lost = into.files is not None and into.files.lost
-        failed = {row.status is Status.UNSETTLED for row in rows if row.failed}
-        if failed == {True} and not (self.failed or lost):
-            return UNSETTLED
-        return int(self.failed or lost or bool(nothing) or not rows or bool(failed))
+        if self.failed or lost or not rows or any(row.failed and not row.unknown for row in rows):
+            return 1
+        return NOT_KNOWN if nothing or any(row.unknown for row in rows) else 0
 
 
 def sweep(request: Request, task: CaseTask, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:

@@ -21,14 +21,21 @@ from typer.models import OptionInfo
 
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
 """The panels of `--help`."""
+STATUS = (
+    "Exit status: 0: every row has what was asked for; 1: a row is incorrect or an error, or results were lost; 2: bad "
+    "input; 3: nothing is wrong, but something is not known (a row is unsettled, or skipped for lack of memory or of "
+    "--budget, or nothing that was requested can run here); 130: interrupted."
+)
+"""Of the commands that measure or check."""
 RARE = frozenset([
     "tp", "routing", "find_links", "pythons", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds",
-    "warmup", "l2", "regime", "lock_clocks", "new_tokens", "trace", "ncu", "energy", "csv", "force",
-    "save_baseline", "wandb_project",
-    "wandb_entity", "wandb_group", "wandb_tags", "wandb_id", "strict", "interpret", "sequence_parallel", "candidates",
-    "layers",
+    "warmup", "l2", "regime", "lock_clocks", "new_tokens", "trace", "ncu", "energy", "csv", "save_baseline",
+    "wandb_project", "wandb_entity", "wandb_group", "wandb_tags", "wandb_id", "strict", "interpret",
+    "sequence_parallel", "candidates", "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
+TASKS = ("digits", "mnist", "llama")
+"""What `train` trains."""
 SEEDS = {"min": 0, "max": 2**63 - 1}
 TIMEOUT_S = 600.0
 """torch.compile with max-autotune takes minutes."""
@@ -59,11 +66,13 @@ def option(panel: str, help: str, *names: str, **more: Any) -> OptionInfo:
 
 
 # fmt: off
+SHAPE, MODE = ("--shapes", "--shape"), ("--modes", "--mode")
+"""Both names of an option, whichever a user thinks of."""
 Text = str | None
 Texts = list[str] | None
 Shapes = Annotated[Text, option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, random:N (layers drawn "
     "by --seed, each with a token count), or models: a config.json or a name in the local Hugging Face cache; "
-    "comma-separated. \\[default: llama7b on a GPU, smoke on a CPU]", autocompletion=complete_shapes)]
+    "comma-separated. \\[default: llama7b on a GPU, smoke on a CPU]", *SHAPE, autocompletion=complete_shapes)]
 Tokens = Annotated[Text, option(WHAT, "Token counts, such as 1,128,1k,8k. \\[default: the shape's own]")]
 DtypeOption = Annotated[Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \\[default: bf16 on a GPU, fp32 on a "
     "CPU; verify: all]")]
@@ -229,7 +238,7 @@ class TpOptions(WandbOptions):
     ] = None  # fmt: skip
     shapes: Shapes = None
     tokens: Tokens = None
-    modes: Annotated[str, option(WHAT, "forward, step, comma-separated.")] = "forward,step"
+    modes: Annotated[str, option(WHAT, "forward, step, comma-separated.", *MODE)] = "forward,step"
     dtype: DtypeOption = None
     impl: Annotated[
         Texts,
@@ -265,7 +274,7 @@ class TpOptions(WandbOptions):
 class TrainOptions(WandbOptions):
     """What is trained, how it is timed, and where results go."""
 
-    task: Annotated[str, option(WHAT, "digits, mnist or llama.")] = "digits"
+    task: Annotated[str, option(WHAT, f"{TASKS[0]}, {TASKS[1]} or {TASKS[2]}.")] = "digits"
     model: Annotated[
         Text,
         option(WHAT, "Sizes: the name of a file in configs/train, or a YAML path. "
@@ -359,18 +368,20 @@ HELP_ALL = inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default
     bool, Option("--help-all", help="Show rare options, too.", callback=_help_all, is_eager=True)])  # fmt: skip
 
 
-def folding(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with --help-all, if it has rare options."""
+def folding(
+    command: Callable[..., None], check: Callable[[dict[str, Any]], None] = lambda values: None
+) -> Callable[..., None]:
+    """The command with --help-all, if it has rare options; `check` gets the values before any work."""
     shown = list(inspect.signature(command, eval_str=True).parameters.values())
-    if not any(parameter.name in RARE for parameter in shown):
-        return command
 
     @functools.wraps(command)
     def folded(help_all: bool = False, **values: Any) -> None:
+        check(values)
         command(**values)
 
     named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
-    setattr(folded, "__signature__", inspect.Signature([*named, HELP_ALL]))  # noqa: B010 -- mypy knows no such attribute
+    named += [HELP_ALL] * any(parameter.name in RARE for parameter in shown)
+    setattr(folded, "__signature__", inspect.Signature(named))  # noqa: B010 -- mypy knows no such attribute
     return folded
 
 

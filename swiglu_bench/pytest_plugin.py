@@ -4,6 +4,10 @@
         assert_swiglu("mine.py:mine")
         benchmark_swiglu("mine.py:mine", shapes="llama7b", tokens=[1, 1024])
 
+Both fail for rows that are incorrect or an error, where the command would exit with 1, and for bad input (2). What is
+not known (3: a row is unsettled, or there was no memory or no budget for it) is a warning; where no row is ok, the test
+is skipped.
+
 pytest finds them wherever swiglu-bench is installed. Nothing heavy is imported before a test asks for one.
 """
 

@@ -9,11 +9,11 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -50,6 +50,8 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 REGIMES = {"steady": 0.0, "rested": 0.05}
 """Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+"""The tools of NVIDIA's compute-sanitizer."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
 
@@ -86,13 +88,17 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
     if options.detail and command == "memory":
         raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
     check_wandb(options)
-    _check_names(options)
+    timing = options if isinstance(options, TimingOptions) else None
+    if timing:
+        text.check("--l2", timing.l2, "cold", "hot", "both")
+        text.check("--regime", timing.regime, *REGIMES)
+    if isinstance(options, VerifyOptions) and options.sanitize:
+        text.check("--sanitize", options.sanitize, *SANITIZERS)
     if options.save_baseline is not None:
         run_folder.baseline_place(options.save_baseline, command)
         if not options.csv:
             raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    timing = options if isinstance(options, TimingOptions) else None
     workload: Workload = {}
     if timing and timing.workload is not None:
         from swiglu_bench.cases.files import load_workload
@@ -104,8 +110,6 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         device = places.device
         cases = _cases_of(command, options, device.type, list(workload) or None)
         if timing:
-            text.check("--l2", timing.l2, "cold", "hot", "both")
-            text.check("--regime", timing.regime, *REGIMES)
             _check_timing(timing, command, device)
         settings = _settings_of(command, options, device, line)
         beside = {settings.baseline_of(case) for case in cases} if timing else ()
@@ -138,22 +142,40 @@ def _locked(timing: TimingOptions | None, device: torch.device) -> Iterator[None
         yield
 
 
-def _check_names(options: SweepOptions) -> None:
-    """Tell a typo before torch is imported, which takes seconds. Raises BadInput."""
-    from swiglu_bench.cases.registry import entry_point_addresses, select
-    from swiglu_bench.cases.shapes import load_shapes
-    from swiglu_bench.contenders import CATALOGUE
+def check_names(values: Mapping[str, Any]) -> None:
+    """Tell a typo in the options of a command before torch is imported, which takes seconds. Raises BadInput."""
+    from swiglu_bench.cases.registry import check_file, entry_point_addresses, is_file, matching
+    from swiglu_bench.cases.shapes import environments_of, load_shapes
+    from swiglu_bench.contenders import ASYNC, CATALOGUE
+    from swiglu_bench.machine.system import gpu_index
 
     checks: dict[str, Callable[[str], object]] = {
-        "shapes": lambda names: load_shapes(names, options.seed), "tokens": parse_tokens, "dtype": parse_dtypes,
-        "scope": scopes_of, "precision": parse_precisions,
+        "shapes": lambda names: load_shapes(names, values.get("seed", 0)), "tokens": parse_tokens,
+        "dtype": parse_dtypes, "scope": scopes_of, "precision": parse_precisions, "routing": routings_of,
+        "device": lambda name: gpu_index(name, None),
     }  # fmt: skip
     for name, check in checks.items():
-        if (given := getattr(options, name)) is not None:
+        if isinstance(given := values.get(name), str):
             check(given)
-    plain = [name for name in split(options.impl, "--impl") if ".py" not in name]
-    if plain and not entry_point_addresses():
-        select(CATALOGUE, plain)
+    names = [*(known.name for known in CATALOGUE), ASYNC]
+    wanted = split(values.get("impl"), "--impl")
+    files = [spec for spec in wanted if is_file(spec)]
+    for spec in files:
+        check_file(spec)
+    if not entry_point_addresses():
+        matching([spec for spec in wanted if spec not in files], names, "--impl")
+        if not files:
+            matching(split(values.get("skip_impl"), "--skip-impl"), names, "--skip-impl")
+            if not (
+                values.get("packages") or values.get("pythons") or any(environments_of(values.get("shapes") or ""))
+            ):
+                check_baseline(values.get("baseline"), names)
+
+
+def check_baseline(name: str | None, names: Sequence[str]) -> None:
+    """Raise BadInput for a --baseline that is none of the `names`."""
+    if name is not None and name not in names:
+        raise BadInput(f"--baseline: no implementation is called {name!r}; {did_you_mean(name, names)}")
 
 
 def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str) -> Settings:
@@ -170,7 +192,6 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
     if sanitizer:
         from swiglu_bench.worker import one_call
 
-        text.check("--sanitize", sanitizer, *one_call.TOOLS)
         for name in ("gpus", "ray", "in_process", "detail"):
             if getattr(options, name):
                 raise BadInput(f"--sanitize does not use --{name.replace('_', '-')}; leave one of them out.")
@@ -290,12 +311,15 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
 
 def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
     """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
-    routings = dict.fromkeys(
-        RoutingKind(text.check("--routing", name.strip(), *RoutingKind)) for name in names.split(",")
-    )
+    routings = dict.fromkeys(routings_of(names))
     if not any(shape.experts for shape in shapes):
         raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
     return [routed for shape in shapes for routed in (map(shape.routed, routings) if shape.experts else [shape])]
+
+
+def routings_of(names: str) -> list[RoutingKind]:
+    """Routings from 'uniform,zipf'. Raises BadInput for anything else."""
+    return [RoutingKind(text.check("--routing", part.strip(), *RoutingKind)) for part in names.split(",")]
 
 
 def scopes_of(names: str) -> list[Scope]:
@@ -346,8 +370,7 @@ def implementations_of(
         chosen = select(known, wanted, unwanted, load, unasked)
     names = [implementation.name for implementation in known]
     for baseline in sorted(set(baselines) - {implementation.name for implementation in chosen}):
-        if baseline not in names:
-            raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
+        check_baseline(baseline, names)
         if not any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
             chosen = select(known, [baseline]) + chosen
     return chosen

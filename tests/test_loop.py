@@ -45,6 +45,7 @@ MINE, OTHER = (
 )
 CASES = [small_case(tokens=tokens) for tokens in (1, 2, 3)]
 OK, SKIPPED = a_record(), without_time(Status.SKIPPED, "It has no backward.")
+NO_TIME = dataclasses.replace(without_time(Status.SKIPPED, "more than the budget"), stopped_by="budget")
 BUSY = without_time(Status.UNSETTLED, "busy", implementation="mine")
 INCORRECT, ERROR = without_time(Status.INCORRECT, "output: wrong."), without_time(Status.ERROR, "broken")
 
@@ -95,8 +96,9 @@ def play(*events: Record | BaseException, **options: Any) -> tuple[int, str]:
 
 def test_the_exit_status() -> None:
     for *events, status in (
-        (1,), (OK, SKIPPED, 0), (SKIPPED, SKIPPED, 1), (OK, INCORRECT, OK, 1), (ERROR, OK, 1),
+        (1,), (OK, SKIPPED, 0), (SKIPPED, SKIPPED, 3), (OK, INCORRECT, OK, 1), (ERROR, OK, 1),
         (INCORRECT, KeyboardInterrupt(), INTERRUPTED), (BUSY, 3), (OK, BUSY, 3), (BUSY, ERROR, 1),
+        (OK, NO_TIME, 3), (OK, NO_TIME, INCORRECT, 1),
     ):  # fmt: skip
         assert play(*events)[0] == status, events
 
@@ -217,7 +219,7 @@ def resume(how: Settings, kill_at: int | None = None) -> tuple[list[int], str]:
 
     with contextlib.suppress(Killed):
         status, text = run_sweep(task, how, CASES, [MINE, OTHER], out=Path("run"), resume=True)
-        assert status == 1, "all rows are skipped"
+        assert status == 3, "all rows are skipped"
         return ran, text
     return ran, ""
 
@@ -268,7 +270,7 @@ def test_it_is_told_when_nothing_that_was_asked_for_was_timed() -> None:
     chosen = (dataclasses.replace(OTHER, name="eager"), MINE)
     rows = (dataclasses.replace(OK, implementation="eager"), SKIPPED)
     status, text = play(*rows, chosen=chosen, impl=["mine"])
-    assert status == 1
+    assert status == 3
     (told,) = (line for line in text.splitlines() if line.startswith("Warning: "))
     assert "mine" in told
     assert SKIPPED.reason in told

@@ -4,9 +4,12 @@ import csv
 import importlib.metadata
 import json
 import os
+import re
 import runpy
+import shlex
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -17,6 +20,7 @@ import yaml
 from places import ROOT
 
 import swiglu_bench
+from swiglu_bench.cli.finished import NEEDS
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = swiglu_bench.__version__
@@ -74,8 +78,14 @@ def install(wheel: Path, home: Path, *more: Path) -> Path:
 
 def test_the_wheel(tmp_path: Path, foreign_kernels: Path) -> None:
     """One test, because the wheel is built and installed once for all of it."""
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
-    (wheel,) = (tmp_path / "dist").glob("*.whl")  # built from the sdist, as a release is
+    dist = ROOT / os.environ.get("SWIGLU_BENCH_DIST", "")  # made before by `make release`
+    if dist == ROOT:
+        dist = tmp_path / "dist"
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, ROOT, cwd=tmp_path)
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")  # one built from the other, as a release is
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "constraints.txt", "CHANGELOG.md", "kernels/hub.py", "tests/test_packaging.py"} <= names
     with zipfile.ZipFile(wheel) as archive:
         found = set(archive.namelist())
     about = f"swiglu_bench-{VERSION}.dist-info"
@@ -116,6 +126,52 @@ def test_an_installed_kernels_stays_importable_beside_an_editable_install(foreig
     code = f"import sys; sys.path[:0] = {folders!r}; sys.path.append({str(foreign_kernels)!r}); import kernels; "
     assert run(sys.executable, "-c", code + "print(kernels.OWNER)", cwd=ROOT).strip() == "somebody else"
     assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def installation_lines() -> dict[str, str]:
+    """What follows `pip install` in documents, errors and comments, and where it stands."""
+    places = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "constraints.txt", *ROOT.glob("tests/worker/*.py")]
+    places += [*ROOT.glob("swiglu_bench/**/*.py"), *ROOT.glob("kernels/**/*.py"), *ROOT.glob("kernels/**/*.md")]
+    found = {}
+    for place in places:
+        text = place.read_text(encoding="utf-8")
+        if place.suffix == ".md":
+            prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+            lines = [span for span in re.findall(r"`([^`]+)`", prose) if "pip install" in span]
+            lines += re.findall(r"^[^`\n]*\bpip install .*", text, flags=re.MULTILINE)
+        else:
+            lines = re.findall(r"\bpip install [^`\"\n{}]+", text)
+        found |= {line.split("pip install ")[-1].split(" # ")[0].replace("\n", " "): place.name for line in lines}
+    return found
+
+
+def test_every_installation_line_works_today() -> None:
+    """Each names this checkout, a wheel or packages of others, and extras that there are; pip itself reads the extras.
+
+    Nothing is fetched: that a package of others is on PyPI is taken from pyproject.toml and constraints.txt.
+    """
+    about, extras = PYPROJECT["project"], set[str]()
+    listed = [*about["dependencies"], *(name for listed in about["optional-dependencies"].values() for name in listed)]
+    others = {"twine"} | {re.split(r"[\[<>=; ]", name)[0] for name in listed}
+    lines = installation_lines()
+    assert len(lines) > 8
+    assert {*NEEDS.values()} <= others, "what the error of `report` names"
+    for line, place in lines.items():
+        for word in shlex.split(line if line.endswith(" .") else line.strip().removesuffix(".")):
+            own = re.fullmatch(r"\.(?:\[([a-z,]+)\])?", word)
+            if own and own[1]:
+                extras |= {*own[1].split(",")}
+            known = own or word in {"-c", "-e", "constraints.txt"}
+            assert known or word in others or re.fullmatch(r"\S*swiglu_bench-\*\.whl", word), (place, line, word)
+    assert extras >= {"report", "peers", "train", "cluster"}
+    assert extras <= {*about["optional-dependencies"]}
+    told = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", "--no-build-isolation",
+         "-c", "constraints.txt", f".[{','.join(sorted(extras))}]"], cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "Would install swiglu-bench" in told.stdout
+    assert "does not provide the extra" not in told.stderr
 
 
 def test_a_release_takes_its_version_from_the_tag(tmp_path: Path) -> None:

@@ -15,9 +15,16 @@ class BadInput(ValueError):
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """'did you mean a or b?' where a known name is similar, else the list of known names."""
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
-    near += [name for name in known if word and name.startswith(word) and name not in near][:3]
+    near = difflib.get_close_matches(word, dict.fromkeys(known), n=3, cutoff=0.6)
+    best = max((_likeness(word, name) for name in near), default=0.0)
+    near = [name for name in near if best - _likeness(word, name) < 0.1]
+    near += [name for name in dict.fromkeys(known) if word and name.startswith(word) and name not in near]
+    near = near[:3]
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}."
+
+
+def _likeness(word: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, name, word).ratio()
 
 
 def one_line(error: BaseException) -> str:

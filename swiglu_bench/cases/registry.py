@@ -107,6 +107,22 @@ def from_file(spec: str) -> Implementation:
     return chosen
 
 
+def is_file(spec: str) -> bool:
+    """Whether a word of `--impl` is `path/to/file.py:name`, or a path alone."""
+    return ".py:" in spec or spec.endswith(".py")
+
+
+def matching(patterns: Sequence[str], names: Sequence[str], option: str) -> set[str]:
+    """The names that an option's names and globs choose. Raises BadInput for one that chooses none."""
+    chosen: set[str] = set()
+    for pattern in patterns:
+        hits = fnmatch.filter(names, pattern)
+        if not hits:
+            raise BadInput(f"{option}: no implementation is called {pattern!r}; {did_you_mean(pattern, names)}")
+        chosen.update(hits)
+    return chosen
+
+
 def select(
     catalogue: Sequence[Implementation],
     wanted: Sequence[str] = (),
@@ -125,20 +141,11 @@ def select(
         sources = " and ".join(known.source for known in catalogue if known.name == twice)
         raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
 
-    def matches(patterns: Sequence[str], option: str) -> set[str]:
-        chosen: set[str] = set()
-        for pattern in patterns:
-            hits = fnmatch.filter(names, pattern)
-            if not hits:
-                raise BadInput(f"{option}: no implementation is called {pattern!r}; {did_you_mean(pattern, names)}")
-            chosen.update(hits)
-        return chosen
-
-    files = [spec for spec in wanted if ".py:" in spec or spec.endswith(".py")]
-    keep = matches([spec for spec in wanted if spec not in files], "--impl")
+    files = [spec for spec in wanted if is_file(spec)]
+    keep = matching([spec for spec in wanted if spec not in files], names, "--impl")
     if not wanted:
         keep = {known.name for known in catalogue if not known.on_request} if unasked is None else {*unasked}
-    keep -= matches(unwanted, "--skip-impl")
+    keep -= matching(unwanted, names, "--skip-impl")
     chosen = [known for known in catalogue if known.name in keep]
     for spec in files:
         check_file(spec)

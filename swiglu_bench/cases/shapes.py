@@ -93,6 +93,16 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in configs_folder().glob("*.yaml"))
 
 
+def model_file(model: str) -> Path:
+    """The file of a model for `train`, by a name of configs/train or a YAML path. Raises BadInput for another name."""
+    known = {path.stem: path for path in sorted((configs_folder() / "train").glob("*.yaml"))}
+    if model.endswith((".yaml", ".yml")) or "/" in model:
+        return Path(model)
+    if model not in known:
+        raise BadInput(f"--model: there is no model {model!r}; {did_you_mean(model, list(known))}")
+    return known[model]
+
+
 def all_configs() -> list[Config]:
     """Every shape and sweep of configs/, read and checked."""
     return [_read(configs_folder() / f"{name}.yaml") for name in config_names()]

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +25,18 @@ from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, recommend, report, show
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
-from swiglu_bench.options import COMMANDS, HOW, AuditOptions, Command, Form, SweepOptions, command_of, folding, option
+from swiglu_bench.options import (
+    COMMANDS,
+    HOW,
+    STATUS,
+    AuditOptions,
+    Command,
+    Form,
+    SweepOptions,
+    command_of,
+    folding,
+    option,
+)
 from swiglu_bench.rows.figures import CutShort
 from swiglu_bench.show import text
 from swiglu_bench.tasks.sweep import perform
@@ -46,7 +58,7 @@ HELP = {
     "memory": """Measure what is saved for backward, the peak and the workspace, next to arithmetic predictions.
 
     Example: swiglu-bench memory --shapes llama7b --log-wandb""",
-    "verify": """Check the output and every gradient against fp64, relative to eager's error. Exits 1 on any failure.
+    "verify": """Check the output and every gradient against fp64, relative to eager's error.
     On a CPU the Triton kernels run through Triton's interpreter, on small shapes.
 
     Example: swiglu-bench verify --impl 'fused*'""",
@@ -90,6 +102,7 @@ def _dry_run(command: str, options: SweepOptions, console: Console, form: str) -
 
 app = typer.Typer(
     help="Benchmark and validate implementations of SwiGLU, silu(x Wg) * (x Wu).",
+    epilog=STATUS,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -115,16 +128,22 @@ for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
         # Typer keeps line ends
         _paragraphs = [" ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")]
-        app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(folding(_command))
+        _checked = folding(_command, request.check_names) if _panel != "Look back" else folding(_command)
+        _epilog = STATUS if _name in (*SWEEPS, "train", "tp") else None
+        _help = "\n\n".join(_paragraphs)
+        app.command(_name, rich_help_panel=_panel, cls=Command, help=_help, epilog=_epilog)(_checked)
 
 _show_warning = warnings.showwarning
 
 
-def _tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    if issubclass(category, CutShort):
+def _tell(message: Warning | str, category: type[Warning], file: str, *where: Any, **more: Any) -> None:
+    """Show a warning, one of the project's own without the line of code that it comes from."""
+    if issubclass(category, CutShort) or (
+        category is UserWarning and {"swiglu_bench", "swiglu_kernels"} & {*Path(file).parts}
+    ):
         typer.echo(f"Warning: {message}", err=True)
     else:
-        _show_warning(message, category, *where, **more)
+        _show_warning(message, category, file, *where, **more)
 
 
 def _version(wanted: bool) -> None:

@@ -15,7 +15,8 @@ from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.registry import load, select
-from swiglu_bench.options import HOW, JsonForm, TpOptions, TrainOptions, command_of, option
+from swiglu_bench.cases.shapes import load_shapes, model_file
+from swiglu_bench.options import HOW, TASKS, JsonForm, TpOptions, TrainOptions, command_of, option
 from swiglu_bench.rows.record import BASELINE, Record
 from swiglu_bench.show import text
 
@@ -32,6 +33,8 @@ SPLIT = {
     Scope.EXPERTS: ("eager", "grouped", "liger-experts", "fused-experts"),
 }
 """The implementations split by default."""
+WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
+"""Whether tokens are split over the ranks, too."""
 ON_REQUEST_ON_A_CPU = "On a CPU, compiling takes longer than everything else; --impl selects it."
 
 
@@ -43,14 +46,17 @@ def _train(
     """Train the same model with each implementation: does it learn the same, and is it faster?
 
     All begin with the same weights and see the same batches. Curves are compared with the effect of other seeds and of
-    another summation order on eager's; afterwards steps are timed in interleaved rounds. Exits 1 if one fails or
-    differs.
+    another summation order on eager's; afterwards steps are timed in interleaved rounds. A curve that differs
+    counts as incorrect.
 
     Example: swiglu-bench train --task llama --steps 40 --impl 'eager,compile,liger,fused-mlp-auto'
     """
     _begin(options, form)
     if options.epochs is not None and options.steps is not None:
         raise BadInput("--epochs and --steps were given together; leave one of them out.")
+    text.check("--task", options.task, *TASKS)
+    if options.model is not None:
+        model_file(options.model)
     device = request.find_device(options.device, options.interpret)
     if options.interpret and device.type != "cpu":
         raise BadInput("--interpret is for a CPU; a GPU runs the kernels themselves. Leave it out.")
@@ -106,12 +112,12 @@ def _tp(
 
     Gate and up are split by rows, down by columns. Each rank has its own experts, and tokens are sent to them. Output
     and every gradient are checked against fp64 on all ranks before anything is timed. It starts a process for each GPU
-    itself; under torchrun, which may span several hosts, it is one of the processes. Exits 1 if a row is incorrect or
-    an error.
+    itself; under torchrun, which may span several hosts, it is one of the processes.
 
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """
     _begin(options, form)
+    ways, modes = _ways(options)
     os.environ.setdefault("GLOG_minloglevel", "2")
     from swiglu_bench.worker.ranks import default_environment, under_torchrun
 
@@ -129,7 +135,7 @@ def _tp(
     spot = under_torchrun()
     device, sizes = _where(options, spot)
     on_gpu = device.type == "cuda"
-    cases = _cases(options, on_gpu, sizes)
+    cases = _cases(options, on_gpu, sizes, modes, ways)
     chosen = _split(options, cases[0].scope, None if spot else options.timeout)
     left = {} if options.impl or on_gpu else {"compile": ON_REQUEST_ON_A_CPU}
     rule, run_id = run.default_rule(3.0 if options.budget is None else options.budget), machine.run_id(machine.now())
@@ -164,7 +170,6 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
     import torch
 
     from swiglu_bench.machine import machine
-    from swiglu_bench.tasks.tp import parse_gpus
 
     device = machine.find_device(options.device)
     asked, there = parse_gpus(options.gpus) if options.gpus is not None else [], torch.cuda.device_count()
@@ -185,13 +190,30 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
     return device, asked or [there if device.type == "cuda" else 2]
 
 
-def _cases(options: TpOptions, on_gpu: bool, sizes: list[int]) -> list[SplitCase]:
-    """What is measured with each number of ranks. Raises BadInput."""
-    from swiglu_bench.cases.shapes import load_shapes
-    from swiglu_bench.tasks.tp import WAYS, cases_of
+def parse_gpus(text: str) -> list[int]:
+    """Numbers of ranks from '1,2,4', each once. Raises BadInput for anything else."""
+    counts = []
+    for part in (piece.strip() for piece in text.split(",")):
+        if not part.isascii() or not part.isdecimal() or not 1 <= int(part) <= 4096:
+            raise BadInput(f"--gpus: {part!r} is not a number of GPUs; give positive integers such as 2 or 1,2,4.")
+        counts.append(int(part))
+    return list(dict.fromkeys(counts))
 
+
+def _ways(options: TpOptions) -> tuple[tuple[bool, ...], list[Mode]]:
+    """The ways of dealing with tokens, and the modes. Raises BadInput, also for numbers of GPUs."""
+    if options.gpus is not None:
+        parse_gpus(options.gpus)
     ways = WAYS[text.check("--sequence-parallel", options.sequence_parallel, *WAYS)]
-    modes = [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
+    return ways, [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
+
+
+def _cases(
+    options: TpOptions, on_gpu: bool, sizes: list[int], modes: list[Mode], ways: tuple[bool, ...]
+) -> list[SplitCase]:
+    """What is measured with each number of ranks. Raises BadInput."""
+    from swiglu_bench.tasks.tp import cases_of
+
     names = options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke"
     shapes = load_shapes(names, options.seed)
     if len({bool(shape.experts) for shape in shapes}) > 1:

@@ -29,6 +29,7 @@ from swiglu_bench.cli.listing import table
 from swiglu_bench.options import (
     HOW,
     OUTPUT,
+    SHAPE,
     WHAT,
     AuditOptions,
     Device,
@@ -72,10 +73,10 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
     Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
     """
     text.check("--format", form, text.TABLE, "json")
-    device = request.find_device(options.device, interpret=True)
     dtypes = parse_dtypes(options.dtype) if options.dtype is not None else [None]
     if len(dtypes) > 1:
         raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
+    device = request.find_device(options.device, interpret=True)
     scopes = request.scopes_of(options.scope if options.scope is not None else ",".join(Scope))
     chosen = request.implementations_of(options)
     if not options.impl:
@@ -126,7 +127,9 @@ def selftest(
 
 def inspect(
     target: Annotated[str, option(WHAT, "Compute capabilities, such as sm_80,sm_90,sm_100.")] = "sm_80,sm_90,sm_100",
-    shapes: Annotated[str, option(WHAT, "Shapes to specialise for.", autocompletion=complete_shapes)] = "llama7b",
+    shapes: Annotated[
+        str, option(WHAT, "Shapes to specialise for.", *SHAPE, autocompletion=complete_shapes)
+    ] = "llama7b",
     tokens: Annotated[
         str | None, option(WHAT, "Token counts, which choose the tiles. \\[default: 8k; of random:N, those drawn]")
     ] = None,
@@ -233,7 +236,7 @@ class TuneOptions:
     """What is tuned, and for how long candidates are timed."""
 
     shapes: Annotated[
-        str, option(WHAT, "Shape or sweep names, or random:N, comma-separated.", autocompletion=complete_shapes)
+        str, option(WHAT, "Shape or sweep names, or random:N, comma-separated.", *SHAPE, autocompletion=complete_shapes)
     ] = "llama7b"
     tokens: Tokens = None
     dtype: Annotated[str, option(WHAT, "bf16, fp16, comma-separated.")] = "bf16"
@@ -327,7 +330,7 @@ def _tune_jobs(
                 tuner, jobs, path, here, lambda count, doing: bar.tell(doing, count), partial(typer.echo, err=True)
             ):
                 done.append(job)
-                status |= isinstance(job.found, str)
+                status |= not job.kept
         except KeyboardInterrupt:
             status = request.INTERRUPTED
     return int(status), done

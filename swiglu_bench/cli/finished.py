@@ -37,11 +37,11 @@ class RowOptions:
     impl: Annotated[
         Text, option(CHOOSE, "Names or globs, comma-separated.", autocompletion=options.complete_implementations)
     ] = None
-    shape: Annotated[Text, option(CHOOSE, "Names or globs.")] = None
+    shape: Annotated[Text, option(CHOOSE, "Names or globs.", *options.SHAPE)] = None
     tokens: Annotated[Text, option(CHOOSE, "As 1,128,1k,8k.")] = None
     dtype: Annotated[Text, option(CHOOSE, "bf16, fp16, fp32.")] = None
     scope: Annotated[Text, option(CHOOSE, "activation, glu, mlp.")] = None
-    mode: Annotated[Text, option(CHOOSE, "forward, backward, step.")] = None
+    mode: Annotated[Text, option(CHOOSE, "forward, backward, step.", *options.MODE)] = None
 
     def of(self, path: Path, baseline: str | None = None) -> FinishedRun:
         """A run with these rows, its ratios relative to `baseline` where that is given."""
@@ -300,7 +300,7 @@ def report(
     text.check("--format", form, text.TABLE, "json")
     missing = [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise BadInput(f"report needs {', '.join(missing)}; install them with: pip install 'swiglu-bench[report]'.")
+        raise BadInput(f"report needs {', '.join(missing)}; install them with: pip install {' '.join(missing)}.")
     if dark and not (png or svg):
         raise BadInput("--dark is for pictures, and a page follows its reader's setting; give --png or --svg, too.")
     if not output and not png and not svg:
@@ -390,7 +390,7 @@ class RecommendOptions:
     tokens: options.Tokens = None
     dtype: options.DtypeOption = None
     scope: options.ScopeOption = None
-    mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.")] = "step"
+    mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.", *options.MODE)] = "step"
     max_memory: Annotated[
         Text, option(WHAT, "Most memory that a training step may use above inputs and weights, such as 1GiB or 500MiB.")
     ] = None
@@ -420,6 +420,8 @@ def _recommend(wanted: RecommendOptions, form: options.Form = "table") -> None:
     text.check("--format", form, "table", *text.ROWS)
     text.check("--mode", wanted.mode, "forward", "backward", "step")
     most = _bytes("--max-memory", wanted.max_memory) if wanted.max_memory is not None else None
+    if not wanted.run:
+        request.check_names(vars(wanted))
     from swiglu_bench.show import ranking
 
     console = text.screen(form)
@@ -432,24 +434,24 @@ def _recommend(wanted: RecommendOptions, form: options.Form = "table") -> None:
         if most is not None and not wanted.impl:  # what needs the least memory is a variant, not compared unasked
             names = [name for name, known in catalogue.items() if not known.on_request]
             wanted = dataclasses.replace(wanted, impl=names)
-        runs = [_measured(wanted.mode, wanted, console, budget=wanted.budget, energy=False)]
-        if not any(record.time_ms is not None for record in runs[0].records):
-            raise typer.Exit(1)  # the sweep has said why
-        runs += [_measured("memory", wanted, console)] if most is not None else []
+        status, timed = _measured(wanted.mode, wanted, console, budget=wanted.budget, energy=False)
+        if not any(record.time_ms is not None for record in timed.records):
+            raise typer.Exit(status)  # the sweep has said why
+        runs = [timed, *([_measured("memory", wanted, console)[1]] if most is not None else [])]
     choices = ranking.recommend(runs, catalogue, most)
     about = {"kind": "recommendation", "version": 1, "max_memory_bytes": most, "runs": [run.name for run in runs]}
     _put(form, ranking.recommendation_tables(choices, runs), choices, about, choices[0])
     raise typer.Exit(int(any(choice["implementation"] is None for choice in choices)))
 
 
-def _measured(command: str, wanted: RecommendOptions, console: Console, **more: Any) -> FinishedRun:
+def _measured(command: str, wanted: RecommendOptions, console: Console, **more: Any) -> tuple[int, FinishedRun]:
     from swiglu_bench.tasks.sweep import perform
 
     own = {"mode", "max_memory", "run", "budget", "out"}
     given = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted) if field.name not in own}
     out = wanted.out / command if wanted.out else None
     options_of_command = options.COMMANDS[command](**given, **more, csv=out is not None, out=out)
-    return perform(command, options_of_command, console, request.command_line())[1]
+    return perform(command, options_of_command, console, request.command_line())
 
 
 def _chosen(path: Path, wanted: RecommendOptions) -> FinishedRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
+from typer import Argument
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Case, Scope
-from swiglu_bench.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
+from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.options import OUTPUT, SHAPE, TIMEOUT_S, WHAT, Device, JsonForm, option
 from swiglu_bench.rows.figures import token_text
 from swiglu_bench.show import text
 
 if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation
-    from swiglu_bench.machine.machine import Machine
     from swiglu_bench.worker.policy import Settings
 
 DENSE = {Scope.ACTIVATION, Scope.GLU, Scope.MLP}
@@ -31,8 +33,11 @@ COLUMNS = {"shapes": ("hidden", "intermediate", "experts", "tokens"), "sweeps": 
 
 
 def list_(
+    names: Annotated[
+        list[str] | None, Argument(help="Only these: names or globs.", show_default="all", metavar="[NAME]...")
+    ] = None,
     shapes: Annotated[
-        bool, option(WHAT, "Shapes and sweeps, with their sizes; with --detail also where from.", "--shapes")
+        bool, option(WHAT, "Shapes and sweeps, with their sizes; with --detail also where from.", *SHAPE)
     ] = False,
     machine: Annotated[bool, option(WHAT, "This machine, with all versions.", "--machine")] = False,
     detail: Annotated[
@@ -48,31 +53,59 @@ def list_(
     Example: swiglu-bench list --shapes
     """
     text.check("--format", form, text.TABLE, "json")
-    from swiglu_bench.machine.machine import describe, find_device
+    told: dict[str, Any] = {"kind": "list"}
+    everything = form == "json"
+    capability = None if machine or everything else _capability(device)
+    if capability is None:  # or what only torch knows is asked for, whose import takes seconds
+        from swiglu_bench.machine.machine import describe, find_device
 
-    found = find_device(device)
-    this = describe(found)
-    from swiglu_kernels.hopper.shared import why_aside  # imports Triton, whose interpreter is chosen before
+        this = describe(found := find_device(device))
+        from swiglu_kernels.hopper.shared import why_aside  # imports Triton, whose interpreter is chosen before
 
-    told = {
-        "kind": "list",
-        "implementations": implementations(request.catalogue(request.loader(TIMEOUT_S)), this),
-        **_shapes_and_sweeps(),
-        "machine": this.as_dict() | {"kernels_that_step_aside": why_aside(found) or ""},
-    }
-    if form == "json":
+        told["machine"] = this.as_dict() | {"kernels_that_step_aside": why_aside(found) or ""}
+        capability = this.compute_capability
+    told |= _shapes_and_sweeps() if shapes or everything else {}
+    if everything or not (shapes or machine):
+        told["implementations"] = implementations(request.catalogue(request.loader(TIMEOUT_S)), capability)
+    if names:
+        _choose(told, request.split(names, "NAME"))
+    if everything:
         text.put(text.as_json(told))
         return
     for part in tables(told, detail, shapes, machine):
         text.screen().print(part, highlight=False)
 
 
-def implementations(known: Sequence[Implementation], this: Machine) -> list[dict[str, Any]]:
-    """Facts of each implementation, and why it is unavailable on this machine, if it is."""
+def _capability(device: str | None) -> str | None:
+    """The compute capability of the GPU that is listed for, "" for a CPU; None where only torch knows. No torch."""
+    from swiglu_bench.machine.system import capabilities, gpu_index
+
+    known = capabilities() if device != "cpu" else []
+    if known is None:
+        return None
+    index = gpu_index(device, len(known))
+    return "" if index is None else known[index]
+
+
+def _choose(told: dict[str, Any], patterns: Sequence[str]) -> None:
+    """Keep what names or globs choose. Raises BadInput for one that chooses nothing."""
+    lists = {kind: told[kind] for kind in ("implementations", "shapes", "sweeps") if kind in told}
+    names = [entry["name"] for listed in lists.values() for entry in listed]
+    chosen = set[str]()
+    for pattern in patterns:
+        if not (hits := fnmatch.filter(names, pattern)):
+            raise BadInput(f"NAME: nothing is called {pattern!r}; {did_you_mean(pattern, names)}")
+        chosen.update(hits)
+    told |= {kind: [entry for entry in listed if entry["name"] in chosen] for kind, listed in lists.items()}
+
+
+def implementations(known: Sequence[Implementation], capability: str) -> list[dict[str, Any]]:
+    """Facts of each implementation, and why it is unavailable on a GPU of a compute capability, or a CPU for ""."""
+    device_type = "cuda" if capability else "cpu"
     return [
         {fact: getattr(entry, fact) for fact in FACTS}
         | {fact: sorted(getattr(entry, fact)) for fact in ("scopes", "variant", "offers")}
-        | {"unavailable": entry.unavailable(this.device_type, capability=this.compute_capability)}
+        | {"unavailable": entry.unavailable(device_type, capability=capability)}
         for entry in known
     ]
 
@@ -131,7 +164,8 @@ def _sizes(told: Mapping[str, Any]) -> Iterator[Table]:
             experts = f"{entry['experts']}, top {entry['top_k']}" if entry.get("experts") else ""
             shown = {**entry, "tokens": counts, "experts": experts, "shapes": ", ".join(entry.get("shapes", ()))}
             rows.append((entry["name"], *(str(shown[column]) for column in columns)))
-        yield _filled(kind.title(), ("name", *columns), rows)
+        if rows:
+            yield _filled(kind.title(), ("name", *columns), rows)
 
 
 def in_brief(description: str) -> str:

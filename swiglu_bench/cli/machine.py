@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes
+from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
@@ -64,9 +64,14 @@ def ceilings(
         return
     console = text.screen()
     console.print(_limits_table(f"Limits of {this.device}", rows))
-    kept = f"GB/s: bytes read plus bytes written. *: the limits that sweeps use. Kept for a day in {limits.path}"
+    kept = f" Kept for a day in {limits.path}" if limits.kept else ""
     unknown = "" if this.datasheet else "No datasheet is known for this device. "
-    console.print(f"{unknown}{kept}", style="dim", markup=False, highlight=False)
+    console.print(
+        f"{unknown}GB/s: bytes read plus bytes written. *: the limits that sweeps use.{kept}",
+        style="dim",
+        markup=False,
+        highlight=False,
+    )
 
 
 def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]:
@@ -118,9 +123,9 @@ def _limits_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
 def noise(
     pairs: Annotated[int, option(WHAT, "A/A pairs to time.", min=2)] = 100,
     tokens: Annotated[
-        int | None,
-        option(WHAT, "Tokens of the forward that is timed; 8192 of llama7b take 2 ms on an H200. \\[default: 8192 "
-               "on a GPU, 64 of the smoke shape on a CPU]", min=1),
+        str | None,
+        option(WHAT, "Tokens of the forward that is timed; 8k of llama7b take 2 ms on an H200. \\[default: 8k "
+               "on a GPU, 64 of the smoke shape on a CPU]"),
     ] = None,
     device: Device = None,
     under_load: Annotated[
@@ -130,7 +135,7 @@ def noise(
     wait: Wait = True,
     out: Annotated[
         Path | None,
-        option(OUTPUT, "New CSV file, one line per pair. \\[default: results/GPU/DATE/TIME-noise.csv]"),
+        option(OUTPUT, "Folder for noise.csv, one line per pair. \\[default: results/GPU/DATE/TIME-noise]"),
     ] = None,
     form: JsonForm = "table",
 ) -> None:  # fmt: skip
@@ -142,6 +147,9 @@ def noise(
     Example: swiglu-bench noise --pairs 100
     """
     text.check("--format", form, text.TABLE, "json")
+    counts = parse_tokens(tokens) if tokens is not None else []
+    if len(counts) > 1:
+        raise BadInput(f"--tokens: noise takes one token count, and {tokens!r} has {len(counts)}; leave others out.")
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.loop import Ending
     from swiglu_bench.machine import machine
@@ -157,11 +165,11 @@ def noise(
     on_gpu = chosen.type == "cuda"
     (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
     dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
-    case = Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
+    case = Case(shape, counts[0] if counts else 8192 if on_gpu else 64, dtype, Scope.GLU, Mode.FORWARD)
     this, screen = machine.describe(chosen), Screen(text.screen(form))
-    path = out or default_folder(this, "noise.csv", machine.now())
-    if path.exists():
-        raise BadInput(f"--out: {path} is already there; give a new file.")
+    path = (out or default_folder(this, "noise", machine.now())) / LAYOUTS["noise"].file
+    if run_folder.has_rows(path.parent, path.name):
+        raise BadInput(f"--out: {path} is there already; give another folder.")
     settings = Settings(Task.TIME, chosen, "noise", machine.run_id(machine.now()), rule=Rule(budget_s=budget))
     found: list[Record] = []
     with held(chosen, wait), ExitStack() as stack:

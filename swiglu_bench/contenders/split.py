@@ -27,13 +27,13 @@ from torch.nn.functional import silu
 from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
+from swiglu_bench.contenders import ASYNC
 from swiglu_bench.contenders.experts import summed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
-ASYNC = "compile-async-tp"
 
 
 class NothingFused(RuntimeError):

@@ -6,11 +6,11 @@ figures are measured again. A figure is kept only where it was measured on a qui
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.measure.statistics import percentile
-from swiglu_bench.rows.figures import write_whole
+from swiglu_bench.rows.figures import reason, write_whole
 
 FRESH = datetime.timedelta(days=1)
 ALIKE = 1.1
@@ -90,6 +90,8 @@ class Limits:
         self.device = device
         self.clock = clock
         self._refresh = refresh
+        self.kept = True
+        """Whether the cache folder could be read and written so far."""
         self._key = {
             "device": machine.device, "uuid": machine.gpu_uuid, "driver": machine.driver, "torch": machine.torch,
             "cpu_threads": str(machine.cpu_threads), "power_limit_w": str(machine.power_limit_w),
@@ -139,16 +141,30 @@ class Limits:
     def _read(self) -> dict[str, MeasuredRate]:
         try:
             file = _File.model_validate_json(self.path.read_bytes())
-        except (OSError, ValidationError):
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self._go_without(error)
+            return {}
+        except ValidationError:
             return {}
         return file.figures if file.machine == self._key and file.checksum == file.digest() else {}
 
     def _write(self, name: str, figure: MeasuredRate) -> None:
         file = _File(machine=self._key, figures=self._read() | {name: figure})
         file.checksum = file.digest()
-        with contextlib.suppress(OSError):  # the figure is still valid; it is measured again next time
+        try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, file.model_dump_json(indent=1).encode())
+        except OSError as error:
+            self._go_without(error)
+
+    def _go_without(self, error: OSError) -> None:
+        self.kept = False
+        warnings.warn(  # which Python shows once
+            f"{self.path.parent} cannot be used: {reason(error)}; each run measures the machine's limits anew.",
+            stacklevel=1,
+        )
 
 
 def ceilings(

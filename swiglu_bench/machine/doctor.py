@@ -14,8 +14,10 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from swiglu_bench.contenders.fused import unsloth
+from swiglu_bench.contenders.pytorch import compiled
 from swiglu_bench.machine.machine import installed
-from swiglu_bench.machine.system import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer, file_value, look
+from swiglu_bench.machine.system import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer, capabilities, file_value, look
 from swiglu_bench.measure import profilers
 
 TESTED = {"torch": ("2.11", "2.15"), "triton": ("3.6", "3.9"), "liger-kernel": ("0.8.5", "0.8.5")}
@@ -66,9 +68,17 @@ def examine(device: torch.device, cross_check: bool = False) -> Iterator[Finding
 
 
 def gpu_findings(device: torch.device) -> Iterator[Finding]:
-    """Those about the GPU; one that says so where there is none."""
+    """Those about the GPU; where there is none, what can be done without."""
     if device.type != "cuda":
-        yield Finding("GPU", "none in use", FAIL, "Only the PyTorch implementations can be timed, on the CPU.")
+        if capabilities() and not torch.cuda.device_count():
+            advice = "Install a PyTorch for the CUDA version of the driver, or update the driver."
+            yield Finding("GPU", "the driver lists one, and PyTorch cannot use it", FAIL, advice)
+        else:
+            advice = "The PyTorch implementations are timed on the CPU; `verify` checks the Triton kernels there, too."
+            yield Finding("GPU", "none in use", WARN, advice)
+        for what, known, interpreted in (("torch.compile", compiled, False), ("Triton's interpreter", unsloth, True)):
+            reason = known.unavailable(device.type, interpreted)
+            yield _judged(what, reason or "available", reason is not None, WARN, "Rows that need it are skipped.")
         return
     yield Finding("GPU", torch.cuda.get_device_name(device), OK)
     try:

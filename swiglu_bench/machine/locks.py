@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine.system import gpu_uuid
+from swiglu_bench.rows.figures import reason
 
 POLL_S = 0.5
 
@@ -31,15 +32,18 @@ def gpu(uuid: str, command: str, wait: bool, tell: Callable[[str], object]) -> I
     Where another sweep of this user holds it, `tell` is called with its holder and this one waits, or raises BadInput.
     """
     folder = Path(tempfile.gettempdir()) / f"swiglu-bench-{getattr(os, 'getuid', int)()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{uuid}.lock"
     with contextlib.ExitStack() as stack:
-        if not _hold(stack, path, command, timeout_s=0):
-            held = f"The GPU is in use by {_holder(path)}"
-            if not wait:
-                raise BadInput(f"{held}; wait for it to end, or leave out --no-wait.")
-            tell(f"{held}; waiting for it to end.")
-            _hold(stack, path, command, timeout_s=-1)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not _hold(stack, path, command, timeout_s=0):
+                held = f"The GPU is in use by {_holder(path)}"
+                if not wait:
+                    raise BadInput(f"{held}; wait for it to end, or leave out --no-wait.")
+                tell(f"{held}; waiting for it to end.")
+                _hold(stack, path, command, timeout_s=-1)
+        except OSError as error:
+            tell(f"Warning: {folder} cannot be used: {reason(error)}; another sweep on this GPU will not be noticed.")
         yield
 
 

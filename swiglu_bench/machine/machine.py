@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import sources
-from swiglu_bench.machine.system import Gpu, NoAnswer, file_value, gpu_uuid
+from swiglu_bench.machine.system import Gpu, NoAnswer, file_value, gpu_index, gpu_uuid
 from swiglu_bench.version import __version__
 
 
@@ -96,21 +95,8 @@ class Machine:
 
 def find_device(text: str | None) -> torch.device:
     """The device for 'cpu', 'cuda' or 'cuda:1'; None means a GPU if there is one. Raises BadInput for others."""
-    count = torch.cuda.device_count()
-    if text is None:
-        return torch.device("cuda:0" if count else "cpu")
-    if text == "cpu":
-        return torch.device("cpu")
-    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
-    if not match:
-        raise BadInput(f"--device: {text!r} is not a device; give cpu, cuda or cuda:INDEX.")
-    if not count:
-        raise BadInput(f"--device: {text} was asked for, but this machine has no usable CUDA GPU; give cpu.")
-    index = int(match[1] or 0)  # torch.device itself reads cuda:300 as cuda:44
-    if index >= count:
-        there = "there is only cuda:0" if count == 1 else f"there are only cuda:0 to cuda:{count - 1}"
-        raise BadInput(f"--device: {text} was asked for, but {there}.")
-    return torch.device("cuda", index)
+    index = gpu_index(text, torch.cuda.device_count())
+    return torch.device("cpu") if index is None else torch.device("cuda", index)
 
 
 def describe(device: torch.device) -> Machine:

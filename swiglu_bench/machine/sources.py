@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -91,7 +92,11 @@ def _installed_in() -> tuple[str, ...]:
     folders = [*(sysconfig.get_paths()[name] for name in names), *site.getsitepackages(), site.getusersitepackages()]
     specs = map(importlib.util.find_spec, PACKAGES)
     folders += [folder for spec in specs if spec for folder in spec.submodule_search_locations or ()]
-    return tuple({os.path.realpath(folder) + os.sep for folder in folders})
+    found = set[str]()
+    for folder in folders:
+        with contextlib.suppress(OSError):  # below a home that this user may not enter
+            found.add(os.path.realpath(folder) + os.sep)
+    return tuple(found)
 
 
 @functools.cache

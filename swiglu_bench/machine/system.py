@@ -2,24 +2,29 @@
 
 A contender's process stands still while others are timed, and its group with it. A process that has left the group goes
 on; it is still a descendant, for a contender's process adopts what loses its parent. Linux only; elsewhere nothing is
-known of processes and load.
+known of processes and load. Importing this imports no torch, so that `list` and typos are told at once.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import multiprocessing
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import GpuState, Load
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -210,9 +215,62 @@ def gpu_uuid(device: torch.device) -> str:
     """A GPU's UUID, GPU-... or MIG-..., whatever its number in CUDA_VISIBLE_DEVICES; "" for a CPU."""
     if device.type != "cuda":
         return ""
+    import torch
+
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     # An instance of a partitioned GPU names itself MIG-...; NVML takes either name.
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def gpu_index(text: str | None, count: int | None) -> int | None:
+    """The number of the GPU that --device names, of `count` or of any number; None: the CPU. Raises BadInput."""
+    if text is None:
+        return 0 if count else None
+    if text == "cpu":
+        return None
+    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
+    if not match:
+        raise BadInput(f"--device: {text!r} is not a device; give cpu, cuda or cuda:INDEX.")
+    if count == 0:
+        raise BadInput(f"--device: {text} was asked for, but this machine has no usable CUDA GPU; give cpu.")
+    index = int(match[1] or 0)  # torch.device itself reads cuda:300 as cuda:44
+    if count is not None and index >= count:
+        there = "there is only cuda:0" if count == 1 else f"there are only cuda:0 to cuda:{count - 1}"
+        raise BadInput(f"--device: {text} was asked for, but {there}.")
+    return index
+
+
+def capabilities() -> list[str] | None:
+    """The compute capabilities, as "9.0", of the GPUs that CUDA shows to this process, without torch.
+
+    NVML tells them in some milliseconds. None where it cannot say which of the machine's GPUs these are.
+    """
+    import pynvml
+
+    found = importlib.util.find_spec("torch")
+    version = Path(found.origin).with_name("version.py") if found and found.origin else None
+    if version and file_value(version, r"^cuda\b[^=]*= *(\S+)") == "None":
+        return []
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        known = [".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))) for handle in handles]
+        names = {pynvml.nvmlDeviceGetName(handle) for handle in handles}
+    except pynvml.NVMLError:
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return []  # without a driver there is no GPU
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None and len(names) <= 1:
+        return known
+    if visible in ("", "-1"):
+        return []
+    chosen = re.findall(r"\d+", visible or "")
+    if len(names) > 1 or ",".join(chosen) != visible or len(set(chosen)) < len(chosen):
+        return None  # in CUDA's own order, by UUID, or parts of a GPU
+    return [known[int(index)] for index in chosen if int(index) < len(known)]
 
 
 class NoAnswer(Exception):
@@ -303,7 +361,7 @@ class Gpu:
         """
         found = {process.pid for process in self.ask("ComputeRunningProcesses")}
         others = sorted(pid for pid in found if not _is_ours(pid))
-        if len(others) == len(found) > 0 and torch.cuda.is_initialized():
+        if len(others) == len(found) > 0 and sys.modules["torch"].cuda.is_initialized():
             raise NoAnswer("process ids in here are not the driver's, as in a container")
         return others
 

@@ -164,7 +164,8 @@ class Record:
     time_p90_ms: Number = figure("90th percentile of the same samples", "ms", LOWER)
     rounds: Count = figure("number of samples")
     stopped_by: str = text("what ended the measurement: `precision` (the ratio is known precisely enough), `budget` "
-        "(time is spent) or `rounds` (the maximum is reached)")
+        "(time is spent) or `rounds` (the maximum is reached); of a skipped row what its case had too little of, "
+        "`budget` or `memory`, empty where the implementation takes no part")
     host_us: Number = figure("median time until the call returned to the host", "µs", LOWER, head="host")
     queue_filled: Number = figure("samples in which the GPU started only after the host had queued everything; it "
         "should be 1, and less means that `time_ms` may include waiting for the host", "share", HIGHER)
@@ -389,15 +390,18 @@ class Record:
         values = [getattr(self, name) for name in layout.columns()]
         return dict(zip(layout.header(), values, strict=True))
 
-    def end(self, status: Status, reason: str) -> Self:
-        """Set the status and the reason; unless the row is ok, its figures are deleted."""
+    def end(self, status: Status, reason: str, lacking: str = "") -> Self:
+        """Set the status and the reason; unless the row is ok, its figures are deleted.
+
+        `lacking` is what a skipped row's case has too little of, `budget` or `memory`.
+        """
         if status is not Status.OK:
             for column in dataclasses.fields(self):
                 if column.name in OF_OK:
                     setattr(self, column.name, column.default)
         if status is not Status.UNSETTLED:
             self.unconfirmed_ms = None
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.stopped_by = status, reason, lacking or self.stopped_by
         return self
 
     def shown(self, name: str) -> str:
@@ -464,6 +468,12 @@ class Record:
     def failed(self) -> bool:
         """Whether it makes the command fail; so does a curve that differs, unless it is frozen or quantises."""
         return self.status in FAILED or (self.curve == "differs" and not self.frozen and not self.precision)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing is wrong, and for want of quiet, time or memory it is not known what was asked for."""
+        short = self.status is Status.SKIPPED and self.stopped_by in ("budget", "memory")
+        return short or self.status is Status.UNSETTLED
 
     @property
     def load(self) -> Load | None:

@@ -86,7 +86,7 @@ def save(folder: Path, stem: str, make: Callable[[], Picture]) -> Path:
     """
     missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
     if missing:
-        raise NoPicture(f"{', '.join(missing)} missing; pip install 'swiglu-bench[report]'")
+        raise NoPicture(f"{', '.join(missing)} missing; pip install {' '.join(missing)}")
     chart, files = make(), {form: folder / f"{stem}.{form}" for form in FORMS}
     try:
         for form, file in files.items():

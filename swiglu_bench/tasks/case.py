@@ -96,7 +96,9 @@ class CaseRun(ABC):
             works_idle=self.works_idle,
         )  # fmt: skip
         free_bytes = judge.free_bytes()
-        reason = policy.too_large(settings, case, free_bytes) or self.too_long(len(able))
+        reason = policy.too_large(settings, case, free_bytes)
+        long = None if reason else self.too_long(len(able))
+        reason = reason or long
         idle = len(able) if self.task is Task.VERIFY else 0
         self.seats = policy.seats(settings, case, free_bytes, idle=idle)
         if not reason:
@@ -105,7 +107,8 @@ class CaseRun(ABC):
         for draw in self.drawn.draws:
             reason = reason or judge.truth(draw, case.mode is not Mode.FORWARD)
         if reason:
-            yield from (known.record.end(Status.SKIPPED, reason) for known in able)
+            for known in able:
+                yield known.record.end(Status.SKIPPED, reason, "budget" if long else "memory")
             return
         if case.shape.experts:
             load = judge.load()

@@ -81,6 +81,8 @@ class Job:
     shape: str
     problem: TileProblem
     found: TunedTile | str = ""
+    kept: bool = False
+    """Whether the file has what was found."""
 
     @property
     def dtype(self) -> str:
@@ -297,15 +299,15 @@ def tune_all(
             intermediate=problem.intermediate, choice=found.winner, ratio=(ratio.median, ratio.low, ratio.high),
             at=now(),
         )  # fmt: skip
-        keep(path, entry, found.winner != found.shipped, warn)
+        job.kept = keep(path, entry, found.winner != found.shipped, warn)
         yield job
 
 
-def keep(path: Path, entry: TunedEntry, wins: bool, tell: Callable[[str], object]) -> None:
-    """Enter a choice in place of an earlier one; where it does not win, only remove the earlier one.
+def keep(path: Path, entry: TunedEntry, wins: bool, tell: Callable[[str], object]) -> bool:
+    """Enter a choice in place of an earlier one; where it does not win, only remove the earlier one; whether it worked.
 
-    A file that is not sound is moved aside, since a user may need it, and `tell` is called with where to. Raises
-    BadInput where the file cannot be written.
+    A file that is not sound is moved aside, since a user may need it, and `tell` is called with where to, or with why
+    the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -318,23 +320,26 @@ def keep(path: Path, entry: TunedEntry, wins: bool, tell: Callable[[str], object
                 tell(f"{path} is {error}; it was moved to {unsound}.")
             tuning.write([*others, entry] if wins else others)
     except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}; name another in {tuning.VARIABLE}.") from None
+        tell(f"{path} cannot be written: {error.strerror}; name another in {tuning.VARIABLE}.")
+        return False
     tuning.forget()
+    return True
 
 
 def clear(path: Path) -> str:
     """Remove the file and say so. Raises BadInput for one that a user named and that holds no tuned choices."""
-    if not path.exists():
-        return f"Nothing is kept in {path}."
     try:
-        held = f" with tuned choices: {len(tuning.read(path))}"
-    except ValueError as error:
-        if os.environ.get(tuning.VARIABLE):
-            raise BadInput(f"{tuning.VARIABLE} names {path}, which is {error}; remove it yourself.") from None
-        held = ", which was not sound"
+        if not path.exists():
+            return f"Nothing is kept in {path}."
+        try:
+            held = f" with tuned choices: {len(tuning.read(path))}"
+        except ValueError as error:
+            if os.environ.get(tuning.VARIABLE):
+                raise BadInput(f"{tuning.VARIABLE} names {path}, which is {error}; remove it yourself.") from None
+            held = ", which was not sound"
+        path.unlink()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}; remove it yourself.") from None
-    path.unlink()
+        raise BadInput(f"{path} cannot be read or removed: {error.strerror}; remove it yourself.") from None
     with contextlib.suppress(OSError):
         _lock(path).unlink()
     tuning.forget()

@@ -28,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -47,6 +48,8 @@ VARIABLES = {
     "NUMBA_CACHE_DIR": "numba", "TILELANG_CACHE_DIR": "tilelang",
 }  # fmt: skip
 """What tells PyTorch, Triton, CUDA and other compilers where to keep things, and the folder that each gets."""
+ROOM_BYTES = 2**20
+"""What must fit into a cache folder for it to be used: what one contender compiles often takes as much."""
 TUNING = "SWIGLU_KERNELS_TUNING"
 SHARED = ("torch", "numpy")
 """Modules that all contenders of a run have in common, as they have the suite."""
@@ -64,13 +67,22 @@ KERNELS = "swiglu-kernels"
 
 def root() -> Path:
     """The folder that has those of all contenders; where the user's cache folder cannot be written, a temporary one."""
-    found = Path(platformdirs.user_cache_path("swiglu-bench", appauthor=False)) / "contenders"
-    with contextlib.suppress(OSError):
-        found.mkdir(parents=True, exist_ok=True)
-        if os.access(found, os.W_OK):
-            return found
-    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return Path(tempfile.gettempdir()) / f"swiglu-bench-{user}"
+    return _writable(Path(platformdirs.user_cache_path("swiglu-bench", appauthor=False)) / "contenders")
+
+
+@functools.cache
+def _writable(folder: Path) -> Path:
+    """The folder where there is room in it, else a temporary one, with a warning."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(ROOM_BYTES))
+        return folder
+    except OSError as error:
+        user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+        instead = Path(tempfile.gettempdir()) / f"swiglu-bench-{user}" / "contenders"
+        warnings.warn(f"{folder} cannot be written: {error.strerror}; {instead} is used.", stacklevel=2)
+        return instead
 
 
 def _name_of(implementation: str, address: str) -> str:

@@ -28,7 +28,6 @@ from swiglu_bench.worker import environments
 from swiglu_bench.worker.policy import Settings
 from swiglu_bench.worker.workbench import Workbench
 
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 PROGRAM = "compute-sanitizer"
 FOUND = 86
 """The exit status of a program in which the tool found something."""

@@ -74,7 +74,7 @@ def test_bad_input_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str, w
 
 @pytest.mark.usefixtures("_nothing_runs")
 def test_what_the_parser_refuses_exits_2_too() -> None:
-    for line, words in (("forward --budget 0", "--budget"), ("forward --shape smoke", "--shapes")):
+    for line, words in (("forward --budget 0", "--budget"), ("forward --shaps smoke", "--shapes")):
         ran = swiglu_bench(*line.split())
         assert (ran.code, ran.out) == (2, "")
         assert words in " ".join(ran.err.split())

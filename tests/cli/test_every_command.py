@@ -192,4 +192,4 @@ pieces = st.one_of(names, words, st.tuples(names, words).map("=".join))
 @example("forward", ["--seed", "9" * 30])
 @example("forward", ["--impl", "eager", "--out", "x" * 300])
 def test_any_command_line(command: str, arguments: list[str]) -> None:
-    assert swiglu_bench(command, "--device", "cpu", *arguments).code in {0, 1, 2, 130}
+    assert swiglu_bench(command, "--device", "cpu", *arguments).code in STATUSES

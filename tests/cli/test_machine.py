@@ -44,7 +44,7 @@ def test_a_limit_that_does_not_fit_costs_its_row(monkeypatch: pytest.MonkeyPatch
     assert "TFLOP/s" in shown
 
 
-NOISE = ("noise", "--device", "cpu", "--tokens", "1", "--out", "n.csv")
+NOISE = ("noise", "--device", "cpu", "--tokens", "1", "--out", "n")
 
 
 def pairs_of(monkeypatch: pytest.MonkeyPatch, *ratios: float) -> None:
@@ -67,7 +67,7 @@ def test_noise_counts_false_positives_and_keeps_every_pair(monkeypatch: pytest.M
     assert ran.code == 1, "one of three is more than 5%"
     assert "1 of 3" in ran.out
     assert "2 of 3" in ran.out
-    rows = list(csv.DictReader(Path("n.csv").read_text().splitlines()))
+    rows = list(csv.DictReader(Path("n/noise.csv").read_text().splitlines()))
     assert [row["verdict"] for row in rows] == ["tie", "faster", "tie"]
     assert tuple(rows[0]) == LAYOUTS["noise"].header()
 
@@ -78,13 +78,13 @@ def test_an_interruption_keeps_the_pairs_so_far(monkeypatch: pytest.MonkeyPatch,
     ran = swiglu_bench(*NOISE, "--pairs", "9")
     assert ran.code == 130
     assert f"Interrupted after {count} pairs." in ran.out
-    assert len(Path("n.csv").read_text().splitlines()) == 1 + count
+    assert len(Path("n/noise.csv").read_text().splitlines()) == 1 + count
 
 
 def test_a_file_that_is_there_is_kept_and_one_that_cannot_be_written_is_refused() -> None:
     Path("n.csv").write_text("earlier pairs")
     assert swiglu_bench(*NOISE).complaint == "--out: n.csv is already there; give a new file."
-    assert Path("n.csv").read_text() == "earlier pairs"
+    assert Path("n/noise.csv").read_text() == "earlier pairs"
     assert swiglu_bench(*NOISE[:-1], "n.csv/pairs.csv").complaint == "--out: n.csv is a file; give a folder."
 
 

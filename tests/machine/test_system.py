@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -140,3 +141,22 @@ def test_a_real_gpu_answers() -> None:
     torch.cuda._sleep(2_000_000_000)
     torch.cuda.synchronize()
     assert one.energy_j() > before
+
+
+@pytest.mark.parametrize(("visible", "listed"), [
+    (None, ["9.0", "9.0"]), ("1", ["9.0"]), ("1,7", ["9.0"]), ("", []), ("-1", []), ("GPU-1", None), ("0,0", None),
+])  # fmt: skip
+def test_capabilities_without_torch(
+    visible: str | None, listed: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    install(monkeypatch, FakeNvml(Count=2, HandleByIndex="a GPU", CudaComputeCapability=(9, 0), Name="NVIDIA H200"))
+    monkeypatch.setattr(module, "file_value", lambda *_: "None")
+    assert module.capabilities() == [], "a PyTorch for CPUs"
+    monkeypatch.setattr(module, "file_value", lambda *_: "'13.0'")
+    assert module.capabilities() == listed
+    monkeypatch.setattr(module.ctypes, "CDLL", MagicMock(side_effect=OSError))
+    install(monkeypatch, FakeNvml(Init=NVMLError("no driver")))
+    assert module.capabilities() == []

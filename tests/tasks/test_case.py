@@ -141,6 +141,7 @@ def test_a_case_larger_than_the_device_is_skipped_with_the_bytes_and_the_sweep_g
     assert [(record.shape, record.status) for record in found] == [
         ("huge", Status.SKIPPED), ("huge", Status.SKIPPED), ("small", Status.OK), ("small", Status.OK),
     ]  # fmt: skip
+    assert {record.stopped_by for record in found if record.shape == "huge"} == {"memory"}
     needed, free = (float(number) for number in re.findall(r"([\d.]+) GiB", found[0].reason))
     assert needed > 2 * 2**40 * 12 / 2**30 > free
 
@@ -149,6 +150,7 @@ def test_a_case_that_cannot_fit_the_budget_is_skipped_with_that_reason(monkeypat
     monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: Ceilings(copy_gbps=1e-9, matmul_tflops=1e-9))
     record = rows(small_case(), [pytorch.eager])["eager"]
     assert (record.status, "budget of 60 s" in record.reason) == (Status.SKIPPED, True)
+    assert (record.stopped_by, record.unknown) == ("budget", True)
     monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: pytest.fail("no timing, no ceilings"))
     for task in (Task.VERIFY, Task.MEMORY):
         assert rows(small_case(), [pytorch.eager], settings(task, rule=Rule(budget_s=0.0)))["eager"].status is Status.OK

@@ -161,7 +161,7 @@ def test_where_one_slows_all_the_others_are_timed_without_it(monkeypatch: pytest
         _slows_others=lambda base, members, turns: (beside[2], True) if len(members) == 3 else (None, False),
     )  # fmt: skip
     this._time_together = lambda members, base: time._TimedCase._time_together(this, members, base)
-    for name in ("measure_beside", "profile"):
+    for name in ("measure_beside", "measure_new_tokens", "profile"):
         monkeypatch.setattr(time, name, lambda *_: None)
     this._time_together(beside, beside[0])
     assert tries == [["eager", "eager-packed", "mine"], ["eager", "eager-packed"]]

@@ -24,7 +24,7 @@ from swiglu_bench.worker import ray_cluster
 from swiglu_bench.worker.places import Place
 from swiglu_bench.worker.ray_cluster import RayCluster
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install swiglu-bench[cluster]")
+ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
 
 pytestmark = pytest.mark.timed
 

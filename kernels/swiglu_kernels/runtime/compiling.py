@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.runtime import kept
 from swiglu_kernels.runtime.backend import Capability
 from swiglu_kernels.runtime.launch import INT32_MAX, Launch, name_alike
 
@@ -52,7 +53,7 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
     """Return the kernel of a launch compiled for a compute capability, specialised to its arguments as Triton does."""
     with _compiling_for(capability):
         name_alike(launch.kernel)
-        return launch.kernel.warmup(**launch.arguments, grid=launch.grid, **launch.options)
+        return kept.compiling(lambda: launch.kernel.warmup(**launch.arguments, grid=launch.grid, **launch.options))
 
 
 def kind_of(launch: Launch) -> tuple[Any, ...]:

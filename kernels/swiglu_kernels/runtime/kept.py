@@ -1,17 +1,20 @@
 """JSON files in the user's cache folder: what this machine has found out, kept between processes.
 
-A file that cannot be read ends no call: it costs one warning, and the call goes on as if nothing had been kept.
+A file that cannot be read ends no call: it costs one warning, and the call goes on as if nothing had been kept. So does
+Triton's own cache, where compiled kernels go: see `compiling`.
 """
 
 import functools
 import json
 import os
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 FOLDER = "swiglu-kernels"
+T = TypeVar("T")
 
 
 def path(name: str, variable: str = "") -> Path | None:
@@ -43,14 +46,39 @@ def read(file: Path, what: str, of_content: Callable[[Any], list[Any]]) -> list[
 
 
 def read_if_sound(file: Path | None, what: str, of_content: Callable[[Any], list[Any]], instead: str) -> list[Any]:
-    """Return the same; nothing, and warn once of what happens `instead`, where a file is not sound."""
+    """Return the same; nothing, and warn once of what happens `instead`, where a file is not sound.
+
+    What `instead` advises in a second sentence is for a file that is there and can be read.
+    """
     if file is None:
         return []
     try:
         return read(file, what, of_content)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        warn_once(file, f"cannot be read: {error.strerror}", f"{instead.partition('. ')[0]}.")
+    except ValueError as error:
         warn_once(file, str(error), instead)
-        return []
+    return []
+
+
+def compiling(call: Callable[[], T]) -> T:
+    """Make a call that may compile a kernel; where Triton's cache cannot be read or written, with a temporary one."""
+    try:
+        return call()
+    except OSError as error:
+        from triton import knobs
+
+        usual, temporary = knobs.cache.dir, _temporary().name
+        if usual == temporary:
+            raise
+        warn_once(Path(usual), f"cannot be used: {error.strerror}", "each process compiles its kernels anew.")
+        knobs.cache.dir = temporary
+        return call()
+
+
+@functools.cache
+def _temporary() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="swiglu-kernels-")
 
 
 def write(file: Path, content: Any) -> None:

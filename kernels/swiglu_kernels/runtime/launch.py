@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.runtime import kept
+
 INT32_MAX = 2**31 - 1
 
 
@@ -58,7 +60,7 @@ class Launch:
         with on_device(device):
             bind(device)
             name_alike(self.kernel)
-            compiled = self.kernel[self.grid](**self.arguments, **self.options)
+            compiled = kept.compiling(lambda: self.kernel[self.grid](**self.arguments, **self.options))
             if self.traps and not torch.cuda.is_current_stream_capturing():
                 _wait_for_first(compiled, self.traps)
             return compiled

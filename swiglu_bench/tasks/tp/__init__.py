@@ -28,6 +28,7 @@ import numpy as np
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape, expand, tensors
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.contenders import ASYNC
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
 from swiglu_bench.rows.record import BASELINE, Record
 from swiglu_bench.rows.run_folder import PARTS
@@ -35,7 +36,6 @@ from swiglu_bench.rows.run_folder import PARTS
 if TYPE_CHECKING:
     from swiglu_bench.measure.rounds import Rounds
 
-ASYNC = "compile-async-tp"
 ALONE = {ASYNC: "compile"}
 """Without collectives, this one is that one."""
 Splitting = bool | str
@@ -43,7 +43,6 @@ Splitting = bool | str
 LOCAL, SINGLE = "local", "single"
 """Without collectives, on a rank's part of the weights; whole, on each GPU by itself."""
 TWIN, COLLECTIVES = "eager's twin", "collectives"
-WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
 """Values of --sequence-parallel, and whether tokens are split between the collectives."""
 
 
@@ -117,16 +116,6 @@ def cases_of(
 
 def _fields(case: Case) -> dict[str, Any]:
     return {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
-
-
-def parse_gpus(text: str) -> list[int]:
-    """Numbers of ranks from '1,2,4', each once. Raises BadInput for anything else."""
-    counts = []
-    for part in (piece.strip() for piece in text.split(",")):
-        if not part.isascii() or not part.isdecimal() or not 1 <= int(part) <= 4096:
-            raise BadInput(f"--gpus: {part!r} is not a number of GPUs; give positive integers such as 2 or 1,2,4.")
-        counts.append(int(part))
-    return list(dict.fromkeys(counts))
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -28,12 +28,12 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
 from swiglu_bench.check.results import GlobalState, Letterbox
-from swiglu_bench.contenders import pytorch, split
+from swiglu_bench.contenders import ASYNC, pytorch, split
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.rows.record import Record
-from swiglu_bench.tasks.tp import ASYNC, LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
+from swiglu_bench.tasks.tp import LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
 from swiglu_bench.tasks.tp.judge import OF_TOKENS, PartOfTokens, RankJudge, gather_into, said
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn
@@ -51,6 +51,10 @@ R = TypeVar("R", bound=Report)
 LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
 """Of the tensor whose collectives are the ceiling: far beyond what latency matters to."""
 WARMUPS, SAMPLES = 3, 9
+
+
+WHOLE = "One GPU runs the case whole."
+"""How the reason of a row begins whose case is too large for that."""
 
 
 class RankCourt:
@@ -132,7 +136,7 @@ class RankCourt:
         if name in self.skipped:
             return self.skipped[name]
         if large := policy.too_large(self.settings, case, machine.free_memory_bytes(device)):
-            return f"One GPU runs the case whole. {large}"
+            return f"{WHOLE} {large}"
         if case.shape.experts and known.backend == "inductor":
             return "A rank has a different number of rows in every call, and it is compiled for one."
         if case.mode is not Mode.FORWARD and known.trains != "everything":

@@ -15,6 +15,7 @@ from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import WEIGHTS, Dtype
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.contenders import ASYNC
 from swiglu_bench.loop import Ending, run_cases
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import Sample
@@ -25,8 +26,8 @@ from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
 from swiglu_bench.show import documents
 from swiglu_bench.show.console import RanksWriter, Screen
-from swiglu_bench.tasks.tp import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
-from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
+from swiglu_bench.tasks.tp import ALONE, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
+from swiglu_bench.tasks.tp.court import WHOLE, RankContender, RankCourt, RankRoundJudge
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.chains import WrongResult
@@ -115,7 +116,7 @@ def tp(court: Court, case: SplitCase, implementations: Sequence[Implementation])
     of_ranks = ranks.on_all(lambda: [ranks.why_not(case, *which) for which in rows])
     for row, *reasons in zip(rows.values(), *of_ranks, strict=True):
         if reason := next(filter(None, reasons), ""):
-            row.end(Status.SKIPPED, reason)
+            row.end(Status.SKIPPED, reason, "memory" if reason.startswith(WHOLE) else "")
     able = {which: row for which, row in rows.items() if row.status is Status.OK}
     try:
         if able:
@@ -362,7 +363,7 @@ class RankGroups(OneDevice):
     def _none(self, case: SplitCase, status: Status, reason: str) -> list[Record]:
         """The rows of a case for which nothing is measured."""
         found = blanks(self._work.settings, case, self._work.implementations, [self.places[0].machine.as_dict()])
-        return [row.end(status, reason) for row in found.values()]
+        return [row.end(status, reason, "memory" * (status is Status.SKIPPED)) for row in found.values()]
 
     def _end_group(self) -> None:
         ranks, self._ranks = self._ranks, None

@@ -113,10 +113,12 @@ class TrainingRun:
             writing(to, "seeds", _earlier, "train", options, this.slug, screen.warn) as into,
             locks.device(experiment.device, self.about["command"], options.wait, screen.say),
         ):
-            screen.say(
+            console.print(
                 f"{options.task} on {this.device}: {experiment.data.about}; blocks "
                 f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
-                f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}."
+                f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}.",
+                markup=False,
+                highlight=False,
             )
             with ending, TrainingProgress(console, len(self.trainees) * len(seeds), into.wandb) as progress:
                 for row in run.train(experiment, self.trainees, seeds, rule, progress.listen):

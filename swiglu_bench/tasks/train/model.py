@@ -26,9 +26,10 @@ from torch.nn import functional
 from swiglu_bench.cases import costs, files
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
 from swiglu_bench.cases.errors import BadInput, did_you_mean
-from swiglu_bench.cases.shapes import configs_folder
+from swiglu_bench.cases.shapes import model_file
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.contenders.pytorch import eager
+from swiglu_bench.options import TASKS
 from swiglu_bench.worker.policy import CONTEXT_BYTES
 
 Batch = tuple[Tensor, Tensor]
@@ -38,7 +39,6 @@ IDX_FILES = (
 )  # fmt: skip
 TEXT_BYTES = 8 << 20
 HELD_OUT_BATCHES = 8
-TASKS = ("digits", "mnist", "llama")
 VOCABULARY = 256
 """Tokens are bytes."""
 
@@ -109,11 +109,7 @@ def load_sizes(task: str, model: str) -> ModelSizes:
     """The sizes of a task's model, by a name of configs/train or a YAML path. Raises BadInput for anything else."""
     if task not in TASKS:
         raise BadInput(f"--task: {task!r} is not a task; {did_you_mean(task, TASKS)}")
-    path, known = Path(model), {path.stem: path for path in sorted((configs_folder() / "train").glob("*.yaml"))}
-    if not (model.endswith((".yaml", ".yml")) or "/" in model):
-        if model not in known:
-            raise BadInput(f"--model: there is no model {model!r}; {did_you_mean(model, list(known))}")
-        path = known[model]
+    path = model_file(model)
 
     def kind(data: dict[str, Any]) -> type[Classifier | Llama]:
         return Llama if data.get("task") == "llama" else Classifier
@@ -295,9 +291,7 @@ def _llama(w: Llama) -> Callable[[], nn.Module]:
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
-        raise BadInput(
-            "The task llama needs transformers; install it with: pip install 'swiglu-bench[train]'."
-        ) from None
+        raise BadInput("The task llama needs transformers; install it with: pip install transformers.") from None
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=w.hidden, intermediate_size=w.intermediate, num_hidden_layers=w.layers,
         num_attention_heads=w.heads, num_key_value_heads=w.kv_heads, max_position_embeddings=w.sequence,
@@ -314,9 +308,7 @@ def digits(size: int, device: torch.device) -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise BadInput(
-            "The task digits needs scikit-learn; install it with: pip install 'swiglu-bench[train]'."
-        ) from None
+        raise BadInput("The task digits needs scikit-learn; install it with: pip install scikit-learn.") from None
     found = load_digits()
     order = torch.randperm(len(found.data), generator=torch.Generator().manual_seed(0))
     inputs = torch.from_numpy(found.data).float().div(8).sub(1)[order].to(device)

@@ -9,6 +9,7 @@ from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Dtype, Experts, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import load_shapes
+from swiglu_bench.cli.beyond import parse_gpus
 from swiglu_bench.machine.machine import DATASHEETS
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
@@ -37,10 +38,10 @@ def test_forward_comes_first_and_own_token_counts_that_do_not_divide_are_left_ou
 
 
 def test_numbers_of_gpus():
-    assert tp.parse_gpus("1, 2,4,2") == [1, 2, 4]
+    assert parse_gpus("1, 2,4,2") == [1, 2, 4]
     for text in ("0", "-1", "two", "", "5000", "²"):
         with pytest.raises(BadInput, match="is not a number of GPUs"):
-            tp.parse_gpus(text)
+            parse_gpus(text)
 
 
 def test_collectives_and_what_they_put_on_the_wires():
