@@ -449,7 +449,7 @@ class Record:
 
     @property
     def frozen(self) -> bool:
-        """Whether the weights of its blocks are not trained, so that by design it learns less and does less work."""
+        """Whether the weights of its blocks are not trained: then a step does less work, and another curve is no failure."""
         return self.trains == "inputs"
 
     @property

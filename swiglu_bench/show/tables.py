@@ -423,8 +423,8 @@ def training_remarks(summaries: Sequence[Record]) -> Iterator[str]:
     for row in summaries:
         if row.frozen and row.final_loss is not None:
             yield (
-                f"{row.implementation} yields no weight gradients: its blocks keep their initial weights, "
-                "so by design it learns less and does less work."
+                f"{row.implementation} yields no weight gradients, so the weights of its blocks are not trained: its "
+                "loss may differ from eager's, and its step does less work."
             )
     yield from missing(summaries)
 
