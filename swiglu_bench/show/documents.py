@@ -10,7 +10,8 @@ Names after the path choose the rows; without any, all are shown. Among them `fi
 CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
 `scope=mlp`, or another column, keeps the rows that have that value. A block
 `<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
-`<!-- winners: RUN NAMES -->` says who is the fastest at each token count,
+`<!-- winners: RUN NAMES -->` says who is the fastest at each token count, `<!-- measured: RUN -->` on what a run was
+measured and when,
 and `<!-- columns: FILE FIRST LAST -->` what is declared of the columns of such a file.
 
 `<!-- figure: RUN speed-up NAMES -->` is a picture: after the run comes the question, as `report --svg` names it. The
@@ -287,6 +288,15 @@ def winners_table(source: Path, names: Sequence[str]) -> str:
     return Grid(["tokens", f"`{section.baseline}`", "fastest", "times as fast"], lines, text={"fastest"}).markdown()
 
 
+def measured(source: Path, words: Sequence[str]) -> str:
+    """On what the rows of a run were measured, with which versions, and when."""
+    rows = choose(read_rows(source), words)
+    of = {name: together(unique(getattr(row, name) for row in rows)) for name in ("device", "torch", "triton", "cuda")}
+    days = sorted({row.timestamp[:10] for row in rows})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{of['device']}, PyTorch {of['torch']}, Triton {of['triton']}, CUDA {of['cuda']}, {when}."
+
+
 def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture]:
     from swiglu_bench.show.charts import pictures
 
@@ -332,7 +342,7 @@ def _pairs(path: Path, question: str, words: Sequence[str]) -> tuple[str, Pictur
 
 TABLES: dict[str, Make] = {
     "table": rows_table, "training": training_table, "ranks": ranks_table, "columns": columns_table,
-    "winners": winners_table,
+    "winners": winners_table, "measured": measured,
 }  # fmt: skip
 
 
