@@ -352,7 +352,7 @@ class Record:
 
     # noise: one of many pairs of equal contenders
     pair: Count = figure("number of the pair", since=8)
-    floor: Number = figure("how far from 1 the interval of a further such process reaches, by the baseline's twins",
+    floor: Number = figure("how far from 1 the 95% interval for one more equal process reaches, from the baseline's additional processes",
         since=8)
     detectable: Number = figure("the least true difference, faster or slower, that the pair would have shown", since=8)
 

@@ -209,7 +209,7 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
     if few < FEWEST_ROUNDS:
         untold = f"{few} rounds are too few for an interval"
     if figure == "time_ms" and any(row.time_p10_ms is None for row in (a, b)):
-        untold = "the spread of its times was not kept"
+        untold = "its samples were not kept, so their spread is not known"
     if untold:
         verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, untold
     if by == "ratio" and is_baseline:
@@ -307,7 +307,7 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
             "changed, too."
         )
     if by == "ratio" and drift and any(old.get(name, "") != new.get(name, "") for name in ("torch", "cuda")):
-        yield f"Ratios are relative to another build of {old['baseline']}: what it gained, the others lose."
+        yield f"Ratios are relative to another build of {old['baseline']}: a change of its time changes the ratios of all others."
     if by == "time":
         yield "By time: changes of the machine between the runs are in these quotients and not in their intervals."
     for which, run in zip(("first", "second"), runs, strict=True):
@@ -371,7 +371,7 @@ def conclusion(found: Comparison) -> str:
     beyond = f"{found.tolerance:.2%}" if found.tolerance else "0"
     ends = {
         Effect.REGRESSION: f"{bad} regressed by more than {beyond} or broke.",
-        Effect.UNKNOWN: f"no regression is proven, and of {bad} rows none beyond {beyond} can be ruled out.",
+        Effect.UNKNOWN: f"no regression is proven, but in {bad} of the rows one beyond {beyond} cannot be ruled out.",
         Effect.FINE: f"no row is worse by more than {beyond}.",
     }
     return f"{spread}: {ends[found.outcome]}" if spread else "Nothing to compare was ok in either run."

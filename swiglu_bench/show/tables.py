@@ -285,7 +285,7 @@ def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
     names = sorted(name for uuid, name in gpus.items() if uuid)
     if len(names) > 1:
         listed = ", ".join(names[:MOST_GPUS]) + (f" and {len(names) - MOST_GPUS} more" if names[MOST_GPUS:] else "")
-        each = "each ratio is of one GPU, times at two token counts may be from two"
+        each = "each ratio is from one GPU, but times at two token counts may be from two"
         yield f"The cases ran on {len(names)} GPUs ({listed}): {each}.", "dim"
     for note in unique(row.gpu_note for row in timed if row.gpu_note):
         yield note, "yellow"
@@ -414,7 +414,7 @@ def training_grids(summaries: Sequence[Record]) -> Iterator[Grid]:
     if timed:
         rate: Column = (f"{timed[0].unit}/s", lambda row: row.shown("rate"))
         yield grid("Is it faster?", timed, [*SPEED, rate], f"{legend(['ratio'])} ±: half the 95% interval.")
-        sizes = "saved and peak are beyond the optimiser's state, too."
+        sizes = "saved and peak do not include the optimiser's state."
         yield grid("Where time and memory go", timed, PARTS, f"{legend(PARTS)} {sizes}")
 
 

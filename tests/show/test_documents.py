@@ -86,7 +86,7 @@ def test_a_figure_of_a_run(tmp_path: Path) -> None:
     assert all(f'"{name}"' in text for name in pictures)
     with pytest.raises(BadInput, match="has 0 charts 'spead'; a figure is one"):
         figured(tmp_path, "figure: run spead")
-    with pytest.raises(BadInput, match="has no chart 'memory-and-time': Memory is measured"):
+    with pytest.raises(BadInput, match="has no chart 'memory-and-time': swiglu-bench memory measures"):
         figured(tmp_path, "figure: run memory-and-time")
     trained(tmp_path / "trained")
     _, pictures = figured(tmp_path, "figure: trained curves")
