@@ -116,6 +116,28 @@ def test_a_browser_draws_every_open_chart_without_a_complaint(awkward_page: str,
     assert "<title>SwiGLU on" in done.stdout  # no name ran as a script
 
 
+def test_a_name_has_one_colour_in_all_charts_legends_and_cells(found: Elements) -> None:
+    scales: list[dict[str, Any]] = []
+
+    def look(part: Any) -> None:
+        for name, value in part.items() if isinstance(part, dict) else enumerate(part):
+            if name == "color" and isinstance(value, dict) and "scale" in value:
+                scales.append(value["scale"])
+            elif isinstance(value, (dict, list)):
+                look(value)
+
+    look(json.loads(found.scripts[0])["charts"])
+    colours_of: dict[str, set[str]] = {}
+    for scale in scales:
+        for name, colour in zip(scale["domain"], scale["range"], strict=True):
+            colours_of.setdefault(name.removesuffix(" *"), set()).add(colour)
+    assert len(scales) > 5
+    assert {len(own) for own in colours_of.values()} == {1}
+    cells = [str(attributes["style"]) for tag, attributes in found.tags if tag == "td" and "style" in attributes]
+    assert cells
+    assert all(colour in cell for cell in cells for colour in colours_of[EVIL]), "it is the first at every case"
+
+
 def of(*runs: FinishedRun) -> list[dict[str, Any]]:
     numbers = colours(runs)
     found = [pages.won(each, style_of(each, numbers)) for each in by_work(sections(runs))]
