@@ -139,7 +139,7 @@ def _show(
     rows: RowOptions, run: RunPath,
     sort: Annotated[
         Text,
-        option(OUTPUT, "Sort by a figure of the rows, such as ratio (implementations by its median), or by implementation."),
+        option(OUTPUT, "By a figure of the rows, such as ratio (implementations by its median), or by implementation."),
     ] = None,
     reverse: Annotated[bool, option(OUTPUT, "Sort in the opposite order.", "--reverse")] = False,
     pivot: Annotated[

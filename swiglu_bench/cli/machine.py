@@ -204,8 +204,8 @@ def _noise_table(summary: Summary, pairs: Sequence[Record]) -> Table:
     count = summary.pairs
     for row in (
         ("time", f"{times[len(times) // 2]:.4g} ms", "median of the pairs' medians"),
-        ("false positives", f"{summary.false_positives} of {count}", "pairs with the verdict faster or slower; should be at most 5%"),
-        ("intervals without 1", f"{summary.excluding_1} of {count}", "of the 95% intervals alone, before the noise is applied"),
+        ("false positives", f"{summary.false_positives} of {count}", "pairs judged faster or slower; at most 5%"),
+        ("intervals without 1", f"{summary.excluding_1} of {count}", "of 95%, before the noise is applied"),
         ("half-width", _share(summary.half_width), "of the ratio's 95% interval, median"),
         ("noise", _share(summary.noise), "between equal baseline processes (A/A), median"),
         ("smallest detectable", _share(eighty), "a true difference that 80% of the pairs would have shown"),

@@ -313,7 +313,7 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
         if record.noise is not None and record.baseline != baseline:
             bare.aa_ratio = bare.aa_low = bare.aa_high = None
             if bare.verdict:
-                bare.remark(f"The verdict uses the noise (A/A) of {record.baseline}, the baseline of these rounds.")
+                bare.remark(f"Its verdict uses the noise (A/A) of {record.baseline}, the baseline when it was timed.")
         return bare
 
     return FinishedRun([relative(record) for record in run.records], run.about, run.place)

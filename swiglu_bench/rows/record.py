@@ -352,7 +352,8 @@ class Record:
 
     # noise: one of many pairs of equal contenders
     pair: Count = figure("number of the pair", since=8)
-    floor: Number = figure("how far from 1 the 95% interval for one more equal process reaches, from the baseline's additional processes",
+    floor: Number = figure("how far from 1 the 95% interval for one more equal process reaches, from the "
+        "baseline's additional processes",
         since=8)
     detectable: Number = figure("the least true difference, faster or slower, that the pair would have shown", since=8)
 
@@ -449,7 +450,7 @@ class Record:
 
     @property
     def frozen(self) -> bool:
-        """Whether the weights of its blocks are not trained: then a step does less work, and another curve is no failure."""
+        """Whether the weights of its blocks are not trained: a step does less work, and another curve is no failure."""
         return self.trains == "inputs"
 
     @property

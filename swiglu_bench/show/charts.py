@@ -207,7 +207,7 @@ def pareto(rows: Rows, style: Style) -> Chart:
         raise NoChart(
             "No run in this report measured the memory of these cases: swiglu-bench memory does."
             if mode == "step"
-            else f"swiglu-bench memory measures whole steps, so there is no memory to plot against the time of a {mode}."
+            else f"swiglu-bench memory measures whole steps: there is no memory to plot against the time of a {mode}."
         )
     points = [_point(row, style, lambda row: row.time_ms) | {"mib": _mib(row.peak_bytes)} for row in usable]
     room = alt.Scale(zero=False, padding=20)

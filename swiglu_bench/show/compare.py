@@ -307,7 +307,7 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
             "changed, too."
         )
     if by == "ratio" and drift and any(old.get(name, "") != new.get(name, "") for name in ("torch", "cuda")):
-        yield f"Ratios are relative to another build of {old['baseline']}: a change of its time changes the ratios of all others."
+        yield f"The second run has another build of {old['baseline']}, the baseline: its change affects all other ratios."
     if by == "time":
         yield "By time: changes of the machine between the runs are in these quotients and not in their intervals."
     for which, run in zip(("first", "second"), runs, strict=True):

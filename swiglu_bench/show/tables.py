@@ -283,6 +283,7 @@ def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield f"The machine was busy: {used}: {_tokens([row for row, _ in busy])}.", "bold red"
     gpus = {row.gpu_uuid: f"{row.host} {row.gpu_uuid if row.gpu_index is None else row.gpu_index}" for row in timed}
     names = sorted(name for uuid, name in gpus.items() if uuid)
+    names = names if len({*names}) == len(names) else sorted(filter(None, gpus))
     if len(names) > 1:
         listed = ", ".join(names[:MOST_GPUS]) + (f" and {len(names) - MOST_GPUS} more" if names[MOST_GPUS:] else "")
         each = "each ratio is from one GPU, but times at two token counts may be from two"
@@ -441,7 +442,7 @@ def _rule(rows: Sequence[Record]) -> str:
     text += (
         f" same: each seed's difference is at most 3 times the effect of another summation order on eager "
         f"({rounding}); within seeds: the mean difference is at most the spread of eager's seeds ({spread}); "
-        "else differs, or unknown with one seed."
+        "otherwise differs, or unknown with one seed."
     )
     if any(row.precision for row in rows):
         text += " For quantised rows, ± is half the 95% interval of the difference."

@@ -165,8 +165,8 @@ class _TimedCase(CaseRun):
                 self.end(twin)
                 if not built:
                     base.record.remark(
-                        f"There are no ratios, because no second process of {base.record.implementation} could be built "
-                        f"to measure the noise: {sentence(error)}."
+                        f"There are no ratios, because no second process of {base.record.implementation}, which would "
+                        f"measure the noise, could be built: {sentence(error)}."
                     )
                 break
             built.append(twin)

@@ -268,7 +268,7 @@ def _check_shared(problems: Sequence[TileProblem]) -> None:
         if first.kept_for == second.kept_for:
             what = "tiles of {} rows" if first.experts else "up to {} tokens"
             share = f"{first.tokens} and {second.tokens} tokens share one tuned tile"
-            raise BadInput(f"--tokens: {share}, which is kept for {what.format(first.kept_for)}; leave one of them out.")
+            raise BadInput(f"--tokens: {share}, kept for {what.format(first.kept_for)}; leave one out.")
 
 
 def tune_all(
