@@ -307,7 +307,7 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
             "changed, too."
         )
     if by == "ratio" and drift and any(old.get(name, "") != new.get(name, "") for name in ("torch", "cuda")):
-        yield f"The second run has another build of {old['baseline']}, the baseline: its change affects all other ratios."
+        yield f"The second run has another build of {old['baseline']}, the baseline: that affects all other ratios."
     if by == "time":
         yield "By time: changes of the machine between the runs are in these quotients and not in their intervals."
     for which, run in zip(("first", "second"), runs, strict=True):
@@ -327,14 +327,15 @@ def _of_rows(records: Sequence[Record]) -> dict[str, Any]:
 
 HEADS = ("tokens", "implementation", "before", "after", "change", "interval", "verdict")
 INTERVAL = (
-    "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, holds "
-    "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. Differences between processes "
-    "that the code does not cause (memory layout, autotuning) are in the quotient and not in the interval. "
-    "tie: within {tolerance:.2%} for sure; unclear: the interval contains 1 and reaches further."
+    "Two runs have no rounds in common, so the interval combines two 97.5% intervals, one per run: it contains the "
+    "quotient with at least 95% probability, and is extended as far as the A/A pairs of both runs reach. It does not "
+    "cover differences between processes that the code does not cause (memory layout, autotuning). "
+    "tie: the interval contains 1 and stays within {tolerance:.2%}; unclear: it contains 1 and reaches further."
 )
 METHODS = {
     "ratio": "before, after: median ratio to the baseline in the same rounds of one run, so that the machine's drift "
-    "from run to run cancels; change: after / before; the baseline's own row is its time, and not judged. " + INTERVAL,
+    "from run to run cancels; change: after / before. The baseline's own row has its time and is not judged. "
+    + INTERVAL,
     "time": "before, after: median time; change: after / before. The interval is extended by the baseline's own "
     "change. " + INTERVAL,
     "memory": "MiB, counted and not sampled: every difference is real.",
