@@ -219,7 +219,7 @@ def doctor(
     device: Device = None,
     clock: Annotated[bool, option(HOW, "Compare the suite's clock with the GPU's profiler, too.", "--clock")] = False,
     kernels: Annotated[
-        bool, option(HOW, "First check the hand-scheduled kernels under this Triton, and keep the verdicts.", "--kernels")
+        bool, option(HOW, "First check the hand-scheduled kernels with this Triton; keep the verdicts.", "--kernels")
     ] = False,
     wait: Wait = True,
     form: JsonForm = "table",
