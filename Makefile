@@ -15,7 +15,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures docs hub release lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures pictures docs hub release lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -118,6 +118,9 @@ readme: $(VENV)/.installed-bench ## Make the tables of the documents again from 
 
 figures: $(VENV)/.installed-report ## Make the figures of the documents again from results/
 	$(BIN)/python -m swiglu_bench.show.documents figures README.md docs/*.md
+
+pictures: $(VENV)/.installed-report ## Take pictures of a report in Chromium, on screens and printed, for docs/report.md
+	$(BIN)/python docs/report_pictures.py
 
 clean: ## Remove caches and build products
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -21,7 +21,13 @@ _RESULTS = (
     "fp8-kernels.csv", "parts.csv", "waves.csv", "ragged.csv", "grid*.csv", "bare-product*.csv",
     "experts-few-copy*.csv",
 )  # fmt: skip
-SHOWN = ("docs/figures/*.svg", "docs/site.css", *(f"results/**/{name}" for name in _RESULTS), "LICENSE")
+SHOWN = (
+    "docs/figures/*.svg",
+    "docs/figures/*.png",
+    "docs/site.css",
+    *(f"results/**/{name}" for name in _RESULTS),
+    "LICENSE",
+)
 """What documents may show or link to besides each other."""
 LINKS = {"a": ("href",), "img": ("src",), "source": ("srcset",), "link": ("href",), "script": ("src",)}
 

@@ -1,7 +1,7 @@
 """SwiGLU for training and inference: Triton kernels with a plain PyTorch reference beside them.
 
 silu_mul(gate, up)                    elementwise, one rounding, gradients in new buffers
-swiglu_glu(x, w_gate, w_up)           both products and the gate in one launch; biases, GeGLU, gpt-oss's gate
+swiglu_glu(x, w_gate, w_up)           both products and the gate, on Hopper in one launch; biases, GeGLU, gpt-oss's gate
 swiglu_glu_packed(x, w_gate_up)       the same with both projections in one matrix, three layouts
 swiglu_mlp(x, w_gate, w_up, w_down)   the whole block, forward and backward
 swiglu_glu_fp8(x, w_gate, w_up, recipe="rowwise")    the same two with fp8 products, by rows or by blocks

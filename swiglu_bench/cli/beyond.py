@@ -45,9 +45,9 @@ def _train(
 ) -> None:
     """Train the same model with each implementation: does it learn the same, and is it faster?
 
-    All begin with the same weights and see the same batches. Curves are compared with the effect of other seeds and of
-    another summation order on eager's; afterwards steps are timed in interleaved rounds. A curve that differs
-    counts as incorrect.
+    All start with the same weights and see the same batches. The difference of a loss curve from eager's is compared
+    with what another seed and another order of summation do to eager's own. Then training steps are timed in
+    interleaved rounds. A curve that differs counts as incorrect.
 
     Example: swiglu-bench train --task llama --steps 40 --impl 'eager,compile,liger,fused-mlp-auto'
     """
@@ -110,7 +110,8 @@ def _tp(
 ) -> None:
     """Time the MLP split over several GPUs: tensor parallelism, or expert parallelism, with its collectives.
 
-    Gate and up are split by rows, down by columns. Each rank has its own experts, and tokens are sent to them. Output
+    For a dense block, gate and up are split by rows and down by columns. For a mixture, each rank has some of the
+    experts, and tokens are sent to them. Output
     and every gradient are checked against fp64 on all ranks before anything is timed. It starts a process for each GPU
     itself; under torchrun, which may span several hosts, it is one of the processes.
 

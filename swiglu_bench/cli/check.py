@@ -104,7 +104,7 @@ def selftest(
     zoo: Annotated[bool, option(HOW, "Run the wrong implementations.")] = True,
     form: JsonForm = "table",
 ) -> None:
-    """Test the suite itself: dozens of wrong or cheating implementations must be caught, and no correct one.
+    """Test the suite itself: it must catch dozens of wrong or cheating implementations, and accuse no correct one.
 
     Prints which check caught which. Exits 1 if a wrong one is not caught, or if a correct one fails at a random case.
 

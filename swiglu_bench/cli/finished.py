@@ -90,10 +90,10 @@ def _compare(
 ) -> None:  # fmt: skip
     """Compare two runs row by row: quotient, interval, verdict. Made for CI.
 
-    Exits 0 if no row is worse than allowed, 1 if one is or is broken, 3 if that is undecided, 2 if the runs cannot be
-    compared.
+    Exits 0 if no row is worse than allowed, 1 if a row is worse or broken, 3 if it is undecided whether one is worse,
+    2 if the runs cannot be compared.
 
-    `--save-baseline NAME` of the measuring commands saves what `compare NAME` compares with.
+    Commands that measure save a run for `compare NAME` with `--save-baseline NAME`.
 
     Example: swiglu-bench compare earlier/forward results/nvidia-h200/forward
     """
@@ -139,9 +139,9 @@ def _show(
     rows: RowOptions, run: RunPath,
     sort: Annotated[
         Text,
-        option(OUTPUT, "A figure of the rows, such as ratio (implementations by its median), or implementation."),
+        option(OUTPUT, "By a figure of the rows, such as ratio (implementations by its median), or by implementation."),
     ] = None,
-    reverse: Annotated[bool, option(OUTPUT, "The other way round.", "--reverse")] = False,
+    reverse: Annotated[bool, option(OUTPUT, "Sort in the opposite order.", "--reverse")] = False,
     pivot: Annotated[
         Text,
         option(OUTPUT, "Show one figure of the rows, such as time_ms: implementations down, token counts across."),

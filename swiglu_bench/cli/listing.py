@@ -37,7 +37,7 @@ def list_(
         list[str] | None, Argument(help="Only these: names or globs.", show_default="all", metavar="[NAME]...")
     ] = None,
     shapes: Annotated[
-        bool, option(WHAT, "Shapes and sweeps, with their sizes; with --detail also where from.", *SHAPE)
+        bool, option(WHAT, "Shapes and sweeps, with their sizes; with --detail also their sources.", *SHAPE)
     ] = False,
     machine: Annotated[bool, option(WHAT, "This machine, with all versions.", "--machine")] = False,
     detail: Annotated[
@@ -46,7 +46,7 @@ def list_(
     device: Device = None,
     form: JsonForm = "table",
 ) -> None:
-    """Show implementations and why one is not available here; with --shapes or --machine, show those instead.
+    """Show the implementations, and why some are not available here; or the shapes or the machine, with these options.
 
     --format json shows all of it at once.
 
@@ -137,7 +137,7 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
             sources = [(entry["name"], entry["source"]) for entry in (*told["shapes"], *told["sweeps"])]
             yield _filled("Sources", ("name", "source"), sources)
         else:
-            yield Text("--detail: where each is from.", "dim")
+            yield Text("--detail: the source of each.", "dim")
     if machine:
         facts = (
             (name.replace("_", " "), f"{value / 2**30:.1f} GiB" if name == "memory_bytes"

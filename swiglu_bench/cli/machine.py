@@ -213,8 +213,8 @@ def _noise_table(summary: Summary, pairs: Sequence[Record]) -> Table:
     count = summary.pairs
     for row in (
         ("time", f"{times[len(times) // 2]:.4g} ms", "median of the pairs' medians"),
-        ("false positives", f"{summary.false_positives} of {count}", "pairs called faster or slower; at most 5%"),
-        ("intervals without 1", f"{summary.excluding_1} of {count}", "before the noise between processes counts"),
+        ("false positives", f"{summary.false_positives} of {count}", "pairs judged faster or slower; at most 5%"),
+        ("intervals without 1", f"{summary.excluding_1} of {count}", "of 95%, before the noise is applied"),
         ("half-width", _share(summary.half_width), "of the ratio's 95% interval, median"),
         ("noise", _share(summary.noise), "between equal baseline processes (A/A), median"),
         ("smallest detectable", _share(eighty), "a true difference that 80% of the pairs would have shown"),
@@ -228,7 +228,7 @@ def doctor(
     device: Device = None,
     clock: Annotated[bool, option(HOW, "Compare the suite's clock with the GPU's profiler, too.", "--clock")] = False,
     kernels: Annotated[
-        bool, option(HOW, "First check the kernels by hand under this Triton, and keep the verdicts.", "--kernels")
+        bool, option(HOW, "First check the hand-scheduled kernels with this Triton; keep the verdicts.", "--kernels")
     ] = False,
     wait: Wait = True,
     form: JsonForm = "table",

@@ -1,4 +1,4 @@
-"""The kernels of swiglu_kernels: the gate alone, as Unsloth has it too, and one launch for projections and gate.
+"""The kernels of swiglu_kernels: the gate alone, as Unsloth has it too, and projections and gate together.
 
 The fused rows differ in their backward: whether weights get gradients, who computes them, and whether gate and up were
 kept (`-preact`) or are computed again from x.
@@ -143,7 +143,7 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
 
 _GLU_ROWS = (  # name, weight_grad, save, input_grad, description
     ("fused", "none", "input", "two_step",
-     "one Triton launch from x to z; backward recomputes gate and up and yields dX only (frozen weights)"),
+     "swiglu_glu, on Hopper one launch from x to z; backward recomputes gate and up, yields dX only (frozen weights)"),
     ("fused-dw-torch", "torch", "input", "two_step", "fused, weight gradients by torch"),
     ("fused-dw-triton", "triton", "input", "two_step", "fused, weight gradients by one launch"),
     ("fused-preact", "none", "preact", "two_step",

@@ -235,10 +235,10 @@ def _pairing() -> Finding:
     wanted = [Requirement(text) for text in importlib.metadata.requires("torch") or []]
     named = [asked for asked in wanted if asked.name == "triton" and (not asked.marker or asked.marker.evaluate())]
     if not triton or not named:
-        return Finding(check, "this torch names no triton" if triton else "triton is not installed", UNKNOWN)
+        return Finding(check, "this torch requires no triton" if triton else "triton is not installed", UNKNOWN)
     fits = named[0].specifier.contains(triton, prereleases=True)
     found = f"torch asks for triton{named[0].specifier}" + ("" if fits else f", {triton} is installed")
-    advice = "Install the triton that torch names; compiled code may fail."
+    advice = "Install the triton that torch requires; compiled code may fail."
     return _judged(check, found, not fits, FAIL, advice)
 
 

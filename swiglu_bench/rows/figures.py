@@ -125,6 +125,11 @@ def plus_minus(ratio: float, low: float, high: float) -> str:
     return f"{ratio:.3f} ± {(high - low) / 2:.3f}"
 
 
+def up_to(low: float, high: float) -> str:
+    """'1.05 to 1.09', or one figure where both read the same."""
+    return f"{high:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+
+
 def token_text(count: int) -> str:
     """A token count as the command line takes it: 8k for 8192."""
     return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
@@ -198,6 +203,9 @@ def typed(kind: type[Row], row: Mapping[str, str], make: Callable[..., Row] | No
         of_ratio, measured = name in RATIOS, name in _measured(typing.cast(Any, kind))
         if value is not None and ((of_ratio and not value > 0) or (measured and not 0 <= value < math.inf)):
             raise ValueError(f"{name} is {row[name]}")
+    ends = [value for name in ("ratio_low", "ratio", "ratio_high") if (value := values.get(name)) is not None]
+    if ends != sorted(ends):
+        raise ValueError(f"ratio is {row['ratio']}, outside its interval")
     return (make or kind)(**values)
 
 

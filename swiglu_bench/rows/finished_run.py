@@ -288,7 +288,8 @@ def kept_ratio(record: Record, baseline: Record | None, confidence: float) -> In
 def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     """The run with every ratio, interval and verdict relative to `baseline`, where a case has it and its rounds.
 
-    The noise floor stays that of the A/A pair of the rounds; a row of `tp` becomes one like all others. Where the
+    Verdicts use the A/A pair of the rounds, which is of the baseline that the run had: a remark says so, and the pair's
+    figures are left out, because they are not of `baseline`. A row of `tp` becomes one like all others. Where the
     baseline has no time, or yields other gradients than a row, the row has no ratio. Raises BadInput for a name that no
     timed row has.
     """
@@ -309,6 +310,10 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
                 bare.ratio, bare.ratio_low, bare.ratio_high = found.median, found.low, found.high
                 judged = record.noise is not None and record is not other
                 bare.verdict = verdict(found, record.noise or 0.0).value if judged else ""
+        if record.noise is not None and record.baseline != baseline:
+            bare.aa_ratio = bare.aa_low = bare.aa_high = None
+            if bare.verdict:
+                bare.remark(f"Its verdict uses the noise (A/A) of {record.baseline}, the baseline when it was timed.")
         return bare
 
     return FinishedRun([relative(record) for record in run.records], run.about, run.place)

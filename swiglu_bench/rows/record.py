@@ -361,7 +361,8 @@ class Record:
 
     # noise: one of many pairs of equal contenders
     pair: Count = figure("number of the pair", since=8)
-    floor: Number = figure("how far from 1 the interval of a further such process reaches, by the baseline's twins",
+    floor: Number = figure("how far from 1 the 95% interval for one more equal process reaches, from the "
+        "baseline's additional processes",
         since=8)
     detectable: Number = figure("the least true difference, faster or slower, that the pair would have shown", since=8)
 
@@ -461,7 +462,7 @@ class Record:
 
     @property
     def frozen(self) -> bool:
-        """Whether the weights of its blocks are not trained, so that by design it learns less and does less work."""
+        """Whether the weights of its blocks are not trained: a step does less work, and another curve is no failure."""
         return self.trains == "inputs"
 
     @property

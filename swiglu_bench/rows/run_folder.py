@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -194,6 +195,9 @@ def _round(kind: str, line: Mapping[str, str]) -> dict[str, Any]:
     first, *_ = names = OF_ROUNDS[kind]
     cells = {name: line.get(name) if kind == "run" and name != first else line[name] for name in names}
     numbers = {name: float(text) if text else None for name, text in cells.items() if name != "throttle"}
+    for name, value in numbers.items():
+        if value is not None and name.endswith("_ms") and not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {cells[name]}")
     return {"throttle": cells.get("throttle"), **numbers, first: float(line[first])}
 
 

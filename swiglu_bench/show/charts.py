@@ -29,8 +29,8 @@ Point = dict[str, Any]
 Value = Callable[[Any], Any]
 
 PALETTE = (
-    "#7d8590", "#a8754a", "#3f86e0", "#159a94", "#dd7a1c", "#b58d14", "#8b9720", "#dc4453", "#9268da", "#d957a6",
-    "#2f9e5b", "#5f70dc", "#5d8ba3", "#b24ec6", "#d9705f", "#1b98c2", "#639c1e", "#c2566f", "#a47bb0", "#a9822f",
+    "#7d8590", "#a8754a", "#3f86e0", "#159a94", "#5d8ba3", "#b58d14", "#8b9720", "#dc4453", "#9268da", "#d957a6",
+    "#2f9e5b", "#5f70dc", "#dd7a1c", "#b24ec6", "#d9705f", "#1b98c2", "#639c1e", "#c2566f", "#a47bb0", "#a9822f",
 )  # fmt: skip
 """Told apart on white and on black, at about 3:1 or more against both."""
 FORMS = ("circle", "square", "diamond", "triangle-up")
@@ -207,8 +207,7 @@ def pareto(rows: Rows, style: Style) -> Chart:
         raise NoChart(
             "No run in this report measured the memory of these cases: swiglu-bench memory does."
             if mode == "step"
-            else "Memory is measured for whole steps by swiglu-bench memory, and so not set against the time of a "
-            f"{mode}."
+            else f"swiglu-bench memory measures whole steps: there is no memory to plot against the time of a {mode}."
         )
     points = [_point(row, style, lambda row: row.time_ms) | {"mib": _mib(row.peak_bytes)} for row in usable]
     room = alt.Scale(zero=False, padding=20)
@@ -616,5 +615,5 @@ def pairs(data: Sequence[Point], floor: float, subtitle: str) -> Chart:
     lines = _chart([{"y": floor}, {"y": -floor}]).mark_rule(strokeDash=[5, 3]).encode(y="y:Q")
     zero = _chart([{"y": 0}]).mark_rule().encode(y="y:Q")
     chart = _layers(zero, lines, bars.encode(x=place, y=axis, y2="ratio_high:Q", color=colour), dots)
-    title = alt.Title("What does the same call differ by from itself?", subtitle=[subtitle])
+    title = alt.Title("How much do two equal contenders differ?", subtitle=[subtitle])
     return chart.properties(width=WIDTH, height=HEIGHT * 3 // 4, title=title)

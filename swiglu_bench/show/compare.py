@@ -209,7 +209,7 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
     if few < FEWEST_ROUNDS:
         untold = f"{few} rounds are too few for an interval"
     if figure == "time_ms" and any(row.time_p10_ms is None for row in (a, b)):
-        untold = "the spread of its times was not kept"
+        untold = "its samples were not kept, so their spread is not known"
     if untold:
         verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, untold
     if by == "ratio" and is_baseline:
@@ -307,7 +307,7 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
             "changed, too."
         )
     if by == "ratio" and drift and any(old.get(name, "") != new.get(name, "") for name in ("torch", "cuda")):
-        yield f"Ratios are relative to another build of {old['baseline']}: what it gained, the others lose."
+        yield f"The second run has another build of {old['baseline']}, the baseline: that affects all other ratios."
     if by == "time":
         yield "By time: changes of the machine between the runs are in these quotients and not in their intervals."
     for which, run in zip(("first", "second"), runs, strict=True):
@@ -327,14 +327,15 @@ def _of_rows(records: Sequence[Record]) -> dict[str, Any]:
 
 HEADS = ("tokens", "implementation", "before", "after", "change", "interval", "verdict")
 INTERVAL = (
-    "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, holds "
-    "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. Differences between processes "
-    "that the code does not cause (memory layout, autotuning) are in the quotient and not in the interval. "
-    "tie: within {tolerance:.2%} for sure; unclear: the interval contains 1 and reaches further."
+    "Two runs have no rounds in common, so the interval combines two 97.5% intervals, one per run: it contains the "
+    "quotient with at least 95% probability, and is extended as far as the A/A pairs of both runs reach. It does not "
+    "cover differences between processes that the code does not cause (memory layout, autotuning). "
+    "tie: the interval contains 1 and stays within {tolerance:.2%}; unclear: it contains 1 and reaches further."
 )
 METHODS = {
     "ratio": "before, after: median ratio to the baseline in the same rounds of one run, so that the machine's drift "
-    "from run to run cancels; change: after / before; the baseline's own row is its time, and not judged. " + INTERVAL,
+    "from run to run cancels; change: after / before. The baseline's own row has its time and is not judged. "
+    + INTERVAL,
     "time": "before, after: median time; change: after / before. The interval is extended by the baseline's own "
     "change. " + INTERVAL,
     "memory": "MiB, counted and not sampled: every difference is real.",
@@ -371,7 +372,7 @@ def conclusion(found: Comparison) -> str:
     beyond = f"{found.tolerance:.2%}" if found.tolerance else "0"
     ends = {
         Effect.REGRESSION: f"{bad} regressed by more than {beyond} or broke.",
-        Effect.UNKNOWN: f"no regression is proven, and of {bad} rows none beyond {beyond} can be ruled out.",
+        Effect.UNKNOWN: f"no regression is proven, but in {bad} of the rows one beyond {beyond} cannot be ruled out.",
         Effect.FINE: f"no row is worse by more than {beyond}.",
     }
     return f"{spread}: {ends[found.outcome]}" if spread else "Nothing to compare was ok in either run."

@@ -10,7 +10,8 @@ Names after the path choose the rows; without any, all are shown. Among them `fi
 CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
 `scope=mlp`, or another column, keeps the rows that have that value. A block
 `<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
-`<!-- winners: RUN NAMES -->` says who is the fastest at each token count,
+`<!-- winners: RUN NAMES -->` says who is the fastest at each token count, `<!-- measured: RUN -->` on what a run was
+measured and when,
 and `<!-- columns: FILE FIRST LAST -->` what is declared of the columns of such a file.
 
 `<!-- figure: RUN speed-up NAMES -->` is a picture: after the run comes the question, as `report --svg` names it. The
@@ -32,8 +33,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from swiglu_bench.cases.errors import BadInput, one_line
-from swiglu_bench.rows.figures import MIB, Figure, cell, figures, plus_minus, texts, together
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.rows.figures import MIB, Figure, cell, figures, plus_minus, together, up_to
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.rows.run_folder import (
@@ -277,14 +278,23 @@ def _chosen(source: Path, names: Sequence[str]) -> list[FinishedRun]:
 
 
 def winners_table(source: Path, names: Sequence[str]) -> str:
-    """Token counts down: the baseline's time, who is the fastest, ties included, and how many times as fast."""
+    """Token counts down: the baseline's time, the fastest and those that tie with it, and how many times as fast."""
     section, *_ = sections(_chosen(source, names))
     times = {row.tokens: row.time_ms or 0.0 for row in section.timed if row.implementation == row.baseline}
     order, lines = unique(row.implementation for row in section.rows), []
     for place in sorted(ranking.places(section.rows), key=lambda place: place.tokens):
         first = together([f"`{name}`" for name in sorted(place.first, key=order.index)])
-        lines.append([f"{place.tokens:,}", f"{times[place.tokens]:.3f} ms", first, f"{place.speedup:.2f}"])
+        lines.append([f"{place.tokens:,}", f"{times[place.tokens]:.3f} ms", first, up_to(*place.speedups)])
     return Grid(["tokens", f"`{section.baseline}`", "fastest", "times as fast"], lines, text={"fastest"}).markdown()
+
+
+def measured(source: Path, words: Sequence[str]) -> str:
+    """On what the rows of a run were measured, with which versions, and when."""
+    rows = choose(read_rows(source), words)
+    of = {name: together(unique(getattr(row, name) for row in rows)) for name in ("device", "torch", "triton", "cuda")}
+    days = sorted({row.timestamp[:10] for row in rows})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{of['device']}, PyTorch {of['torch']}, Triton {of['triton']}, CUDA {of['cuda']}, {when}."
 
 
 def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture]:
@@ -314,25 +324,25 @@ def _pairs(path: Path, question: str, words: Sequence[str]) -> tuple[str, Pictur
     """The chart of A/A pairs. Raises BadInput for a file that `noise` did not write."""
     from swiglu_bench.show.charts import pairs
 
-    try:
-        rows = sorted(texts(path), key=lambda row: float(row["ratio"]))
-        names = ("ratio", "ratio_low", "ratio_high")
-        data: list[dict[str, Any]] = [
-            {"place": place, "verdict": row["verdict"], **{name: (float(row[name]) - 1) * 100 for name in names}}
-            for place, row in enumerate(rows, start=1)
-        ]
-        floor = 100 * statistics.median(float(row["noise"]) for row in rows)
-    except (OSError, KeyError, ValueError) as error:
-        raise BadInput(f"{path}: expected a CSV that `swiglu-bench noise` wrote, got {one_line(error)}.") from None
-    seen = sum(row["verdict"] != "tie" for row in data)
+    rows = sorted(read_layout(path, "noise"), key=lambda row: row.ratio or 0.0)
+    if not rows:
+        raise BadInput(f"{path} has no pairs; give a file of `swiglu-bench noise` that has some.")
+    data: list[dict[str, Any]] = [
+        {"place": place, "verdict": row.verdict}
+        | {name: (getattr(row, name) - 1) * 100 for name in ("ratio", "ratio_low", "ratio_high")}
+        for place, row in enumerate(rows, start=1)
+    ]
+    floor = 100 * statistics.median(row.floor or 0.0 for row in rows)
+    found = sum(row["verdict"] != "tie" for row in data)
     without = sum(row["ratio_low"] > 0 or row["ratio_high"] < 0 for row in data)
-    subtitle = f"{len(rows)} A/A pairs, {without} intervals without 0, {seen} verdicts; dashed: median noise floor"
+    subtitle = f"{len(rows)} A/A pairs: {without} intervals that do not contain 0, {found} verdicts "
+    subtitle += "other than tie; dashed: median noise floor"
     return f"{path.stem}-{question}", pairs(data, floor, subtitle)
 
 
 TABLES: dict[str, Make] = {
     "table": rows_table, "training": training_table, "ranks": ranks_table, "columns": columns_table,
-    "winners": winners_table,
+    "winners": winners_table, "measured": measured,
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from altair.utils.schemapi import debug_mode
 from rich.text import Text
 
 from swiglu_bench.machine.sources import standing
-from swiglu_bench.rows.figures import size, together, token_text
+from swiglu_bench.rows.figures import size, together, token_text, up_to
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
 from swiglu_bench.show import ranking
@@ -34,9 +34,11 @@ from swiglu_bench.show.tables import (
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 OPEN = 4
-"""Sections that are not folded: the first of the page, which have the most rows."""
+"""Sections of a page that are not folded: the first, which have the most rows."""
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
 """What rows say of the machine, where there is no run.json."""
+MOST_NAMED = 4
+"""Implementations that the first table names of a kind of work."""
 BEHIND = "†"
 """Marks runs of other kernels than those of this checkout."""
 WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it",
@@ -63,14 +65,13 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
     shown += [_training(run, Style(numbers), specs) for run in runs if run.losses is not None]
     described = (str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
     devices = unique([*(section.device for section, _ in found if section.device), *described])
+    shown.sort(key=lambda section: (section["split"], section["kind"] == "verify"))
+    name_apart(shown)
     themes = {name: theme(name == "dark") for name in ("light", "dark")}
-    for own in themes.values():
-        own["legend"] |= {"orient": "bottom", "columns": 4}
     return environment.get_template("page.html").render(
         title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
-        matrix=matrix([pair for pair in found if pair[0].kind == "time"]),
+        parts=[part for part in ([s for s in shown if s["split"] is split] for split in (False, True)) if part],
         behind=BEHIND if any(marked_run(run) != run.label for run in runs) else "",
-        sections=sorted(shown, key=lambda section: section["kind"] == "verify"),
         open=OPEN,
         audits=[audit(run) for run in runs if run.audit],
         machines=machines(runs),
@@ -97,8 +98,11 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
     grids += [grid for run in section.runs for grid in workload_grids(section.of(run), workload_of(run.about))]
     return {
         "kind": section.kind,
+        "split": section.split,
         "title": section.title,
-        "work": WORK.get(section.scope, ""),
+        "names": section.names,
+        "won": won(section, style) if section.kind == "time" else None,
+        "work": WORK.get(section.scope, "") or _split(section.rows[0]),
         "device": section.device,
         "runs": together([marked_run(run) for run in section.runs]),
         "memory_from": together(section.memory_from),
@@ -109,6 +113,14 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
         "grids": grids,
         **_problems(section.rows),
     }
+
+
+def _split(row: Record) -> str:
+    """How the work of a row of `tp` is split."""
+    if row.kind != "tp":
+        return ""
+    tokens = "its part of the tokens" if row.sequence_parallel else "all tokens"
+    return f"{row.ranks} ranks, each with a part of the {'experts' if row.experts else 'weights'} and with {tokens}"
 
 
 def _training(run: FinishedRun, style: Style, specs: list[Spec]) -> dict[str, Any]:
@@ -122,12 +134,15 @@ def _training(run: FinishedRun, style: Style, specs: list[Spec]) -> dict[str, An
     ended = sum(row.final_loss is not None for row in rows)
     return {
         "kind": "training",
+        "split": False,
         "title": ", ".join(filter(None, [f"training of {first.model if first else ''}", settings.get("dtype", "")])),
+        "names": run.label,
+        "won": None,
         "work": "; ".join(work),
         "device": first.device if first else "",
         "runs": marked_run(run),
         "memory_from": "",
-        "headline": f"{ended} of {len(rows)} trained to the end",
+        "headline": f"{ended} of {len(rows)} trained to the end.",
         "remarks": list(training_remarks(rows)),
         "charts": [_charts(question, [("", chart)], specs) for question, chart in charts if not isinstance(chart, str)],
         "absent": [chart for _, chart in charts if isinstance(chart, str)],
@@ -179,56 +194,47 @@ def _problems(rows: Sequence[Record]) -> dict[str, Any]:
     return {"failed": failed, "problems": Grid(heads, lines, "Without figures, and why") if lines else None}
 
 
-def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
-    """Rows by section and shape, a column per token count; `split` has the rows of runs over several GPUs, which are
-    many.
+def name_apart(shown: Sequence[dict[str, Any]]) -> None:
+    """Give each section a title that no other has: with its device and its runs, as far as those are needed."""
+    for more in ("device", "names"):
+        for same in grouped(shown, itemgetter("title")).values():
+            if len({section[more] for section in same}) > 1:
+                for section in same:
+                    section["title"] += f" ({section[more]})"
+    for number, section in enumerate(shown):
+        section["id"] = f"section-{number}"
+        section["title"] = section["title"][:1].upper() + section["title"][1:]
 
-    None where no section names a winner; a section without a winner has no rows, but keeps its number.
+
+def won(section: Section, style: Style) -> dict[str, Any] | None:
+    """Who is the fastest at each case: rows by shape, a column for each token count, and the same in one line.
+
+    None where the section has no winner.
     """
-    found = [list(ranking.places(section.rows)) for section, _ in sections]
-    every = [place for places in found for place in places]
-    counts = sorted({place.tokens for place in every})
-    titles = [_title(section, [other for other, _ in sections]) for section, _ in sections]
-    groups = []
-    for number, (places, (section, style)) in enumerate(zip(found, sections, strict=True)):
-        by_shape = {
-            shape: {place.tokens: _cell(place, style) for place in own}
-            for shape, own in grouped(places, attrgetter("shape")).items()
-        }
-        rows = grouped(section.rows, attrgetter("shape"))
-        lines = [
-            {"shape": shape, "label": marked(shape, rows[shape]), "cells": list(map(by_shape[shape].get, counts))}
-            for shape in sorted(by_shape, key=lambda shape: -len(by_shape[shape]))
-        ]
-        if lines:
-            groups.append({"section": number, "title": titles[number], "lines": lines, "split": "-tp" in section.scope})
-    if not groups:
+    places = list(ranking.places(section.rows))
+    if not places:
         return None
+    counts = sorted({place.tokens for place in places})
+    rows = grouped(section.rows, attrgetter("shape"))
+    lines = []
+    for shape, own in grouped(places, attrgetter("shape")).items():
+        cells = {place.tokens: _cell(place, style) for place in own}
+        lines.append({"shape": shape, "label": marked(shape, rows[shape]), "cells": list(map(cells.get, counts))})
+    first = Counter(name for place in places for name in place.first).most_common()
+    ends = [place.speedups for place in places]
     return {
-        "cases": len(every),
-        "first": Counter(name for place in every for name in place.first).most_common(),
-        "baselines": together(unique(place.baseline for place in every), "or"),
-        "counts": [token_text(count) for count in counts],
-        "groups": [group for group in groups if not group["split"]],
-        "split": [group for group in groups if group["split"]],
-    }
-
-
-def _title(section: Section, every: Sequence[Section]) -> str:
-    parts = [f"{section.mode} of {section.scope}"]
-    differ = [name for name in ("dtype", "routing", "device") if len({getattr(other, name) for other in every}) > 1]
-    parts += [text for name in differ if (text := getattr(section, name))]
-    title = ", ".join(parts)
-    alike = [other for other in every if other.title == section.title and other.device == section.device]
-    return f"{title} ({section.names})" if len(alike) > 1 else title
+        "cases": len(places), "shapes": [line["label"] for line in lines], "counts": list(map(token_text, counts)),
+        "lines": lines, "baseline": section.baseline, "first": first[:MOST_NAMED], "more": len(first[MOST_NAMED:]),
+        "times": up_to(min(low for low, _ in ends), max(high for _, high in ends)),
+    }  # fmt: skip
 
 
 def _cell(place: Winner, style: Style) -> dict[str, Any]:
-    """A cell of the matrix; of implementations that tie it names the first in the suite's list."""
+    """A cell of the winners; those that tie are named in the order of the suite's list, the first gives the colour."""
     first = sorted(place.first, key=list(style.slots).index)
     level = place.baseline in first
-    name = place.baseline if level else first[0]
-    return {"place": place, "first": first, "level": level, "name": name, "colour": style.colour(name)}
+    colour = style.colour(place.baseline if level else first[0])
+    return {"place": place, "first": first, "level": level, "colour": colour, "times": up_to(*place.speedups)}
 
 
 def audit(run: FinishedRun) -> dict[str, Any]:

@@ -69,15 +69,17 @@ class Winner:
     """The best, and the others that tie with it; the baseline may be one."""
     ratio: Ratio
     """The best's to the baseline."""
+    slowest: float
+    """The highest ratio to the baseline of those that tie; the best's where none does."""
     runner_up: str
     """The fastest that does not tie; empty where there is none."""
     longer: float
     """How much more time the runner-up takes than the best, as a share of the best's; 0 where there is none."""
 
     @property
-    def speedup(self) -> float:
-        """The baseline's time / the best's."""
-        return 1 / self.ratio[0]
+    def speedups(self) -> tuple[float, float]:
+        """The baseline's time / that of the slowest that ties, and / the best's."""
+        return 1 / self.slowest, 1 / self.ratio[0]
 
 
 def places(rows: Iterable[Record]) -> Iterator[Winner]:
@@ -87,11 +89,13 @@ def places(rows: Iterable[Record]) -> Iterator[Winner]:
             continue
         best, *others = case
         noise = next((row.noise for row in case if row.noise is not None), 0.0)
-        ties = [row.implementation for row in others if _tie(best, row, noise)]
-        rest = next((row for row in others if row.implementation not in ties), None)
+        first = [best, *(row for row in others if _tie(best, row, noise))]
+        names = tuple(row.implementation for row in first)
+        rest = next((row for row in others if row.implementation not in names), None)
         longer = (rest.ratio or 0.0) / ratio[0] - 1 if rest else 0.0
-        first = (best.implementation, *ties)
-        yield Winner(best.shape, best.tokens, best.baseline, first, ratio, rest.implementation if rest else "", longer)
+        slowest = max(row.ratio or 0.0 for row in first)
+        next_one = rest.implementation if rest else ""
+        yield Winner(best.shape, best.tokens, best.baseline, names, ratio, slowest, next_one, longer)
 
 
 def _tie(mine: Record, other: Record, noise: float) -> bool:

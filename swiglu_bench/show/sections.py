@@ -117,6 +117,11 @@ class Section:
         )
 
     @property
+    def split(self) -> bool:
+        """Whether the work was split over several GPUs."""
+        return any(row.kind == "tp" for row in self.rows)
+
+    @property
     def ok(self) -> list[Record]:
         """The rows whose figures count."""
         return [row for row in self.rows if row.status is Status.OK]
@@ -216,10 +221,10 @@ def _work(row: Record) -> tuple[object, ...]:
 
 
 def caption(section: Section) -> str:
-    """How many rows have figures, and how much of the allowed error they use at most."""
+    """How many rows are ok, and how much of the allowed error they use at most."""
     used = max((row.error_ratio for row in section.ok if row.error_ratio is not None), default=None)
-    most = f", errors at most {used:.0%} of the allowed" if used is not None else ""
-    return f"{len(section.ok)} of {len(section.rows)} rows ok{most}"
+    most = f"; the largest error is {used:.0%} of what is allowed" if used is not None else ""
+    return f"{len(section.ok)} of {len(section.rows)} rows are ok{most}."
 
 
 def remarks(section: Section) -> Iterator[str]:

@@ -157,8 +157,11 @@ def dim(lines: Iterable[str]) -> Iterator[Text]:
 
 
 def nothing_done(asked: Sequence[Record], done: str) -> str:
-    """Why none of the rows that were asked for is ok, in one sentence; empty where one is, or there are none."""
-    if not asked or any(row.status is Status.OK for row in asked):
+    """Why none of the rows that were asked for has a result, in one sentence; empty where one has, or there are none.
+
+    `incorrect` and `unsettled` are results, which their rows have explained.
+    """
+    if not asked or any(row.status in {Status.OK, Status.INCORRECT, Status.UNSETTLED} for row in asked):
         return ""
     why = ((f"{row.status}: {row.reason}", row.implementation) for row in asked)
     first, *others = by_reason(f"Nothing that was requested was {done}", why)

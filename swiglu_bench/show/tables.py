@@ -298,9 +298,10 @@ def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield f"The machine was busy: {used}: {_tokens([row for row, _ in busy])}.", "bold red"
     gpus = {row.gpu_uuid: f"{row.host} {row.gpu_uuid if row.gpu_index is None else row.gpu_index}" for row in timed}
     names = sorted(name for uuid, name in gpus.items() if uuid)
+    names = names if len({*names}) == len(names) else sorted(filter(None, gpus))
     if len(names) > 1:
         listed = ", ".join(names[:MOST_GPUS]) + (f" and {len(names) - MOST_GPUS} more" if names[MOST_GPUS:] else "")
-        each = "each ratio is of one GPU, times at two token counts may be from two"
+        each = "each ratio is from one GPU, but times at two token counts may be from two"
         yield f"The cases ran on {len(names)} GPUs ({listed}): {each}.", "dim"
     for note in unique(row.gpu_note for row in timed if row.gpu_note):
         yield note, "yellow"
@@ -429,7 +430,7 @@ def training_grids(summaries: Sequence[Record]) -> Iterator[Grid]:
     if timed:
         rate: Column = (f"{timed[0].unit}/s", lambda row: row.shown("rate"))
         yield grid("Is it faster?", timed, [*SPEED, rate], f"{legend(['ratio'])} ±: half the 95% interval.")
-        sizes = "saved and peak are beyond the optimiser's state, too."
+        sizes = "saved and peak do not include the optimiser's state."
         yield grid("Where time and memory go", timed, PARTS, f"{legend(PARTS)} {sizes}")
 
 
@@ -438,8 +439,8 @@ def training_remarks(summaries: Sequence[Record]) -> Iterator[str]:
     for row in summaries:
         if row.frozen and row.final_loss is not None:
             yield (
-                f"{row.implementation} yields no weight gradients: its blocks keep their initial weights, "
-                "so by design it learns less and does less work."
+                f"{row.implementation} yields no weight gradients, so the weights of its blocks are not trained: its "
+                "loss may differ from eager's, and its step does less work."
             )
     yield from missing(summaries)
 
@@ -456,7 +457,7 @@ def _rule(rows: Sequence[Record]) -> str:
     text += (
         f" same: each seed's difference is at most 3 times the effect of another summation order on eager "
         f"({rounding}); within seeds: the mean difference is at most the spread of eager's seeds ({spread}); "
-        "else differs, or unknown with one seed."
+        "otherwise differs, or unknown with one seed."
     )
     if any(row.precision for row in rows):
         text += " For quantised rows, ± is half the 95% interval of the difference."

@@ -123,7 +123,7 @@ class _TimedCase(CaseRun):
             if certain:
                 blame(culprit.record, "slows others", reason)
             else:
-                once = f"{reason[0].upper()}{reason[1:]} in one of two attempts, which does not decide it."
+                once = f"{reason[0].upper()}{reason[1:]} in only one of two attempts, which is not enough to judge it."
                 culprit.record.end(Status.UNSETTLED, once)
             for entry in sound:
                 entry.record.end(Status.OK, "")
@@ -174,8 +174,8 @@ class _TimedCase(CaseRun):
                 self.end(twin)
                 if not built:
                     base.record.remark(
-                        f"No second process of {base.record.implementation} could be built, which would tell noise "
-                        f"from a difference, so that there are no ratios: {sentence(error)}."
+                        f"There are no ratios, because no second process of {base.record.implementation}, which would "
+                        f"measure the noise, could be built: {sentence(error)}."
                     )
                 break
             built.append(twin)
@@ -285,7 +285,7 @@ class _TimedCase(CaseRun):
         if dtype in kept.measured_again or not self.court.settings.cold_l2:
             return
         if contradicted(self._ceilings, products_ms, self.case.dtype.bytes, device, busy):
-            log.info("bare products contradict the rates of this machine, which are measured again")
+            log.info("the bare products contradict the kept rates of this machine; these are measured again")
             kept.measured_again.add(dtype)
             self._ceilings = kept.ceilings[dtype] = self.court.judge.ceilings(dtype, True)
 

@@ -269,8 +269,8 @@ def _check_shared(problems: Sequence[TileProblem]) -> None:
     for first, second in itertools.pairwise(problems):
         if first.kept_for == second.kept_for:
             what = "tiles of {} rows" if first.experts else "up to {} tokens"
-            share = f"{first.tokens} and {second.tokens} share one choice"
-            raise BadInput(f"--tokens: {share}, that of {what.format(first.kept_for)}; leave one out.")
+            share = f"{first.tokens} and {second.tokens} tokens share one tuned tile"
+            raise BadInput(f"--tokens: {share}, kept for {what.format(first.kept_for)}; leave one out.")
 
 
 def tune_all(

@@ -195,13 +195,13 @@ class Chains:
             proven = score.get(baseline) == 1 and score[name] == -FAILURES
             beyond = BEYOND_DOUBT if was_busy or name in host_bound else most.get(name, 1.0)
             if proven and least[name] > max(beyond, apart):
-                times = f"{least[name]:.2f} times that by the wall clock, for calls in a row"
-                failures[name] = WrongTime(f"{what}, and at least {times}")
+                times = f"{least[name]:.2f} times as long by the wall clock, over calls in a row"
+                failures[name] = WrongTime(f"{what}, but calls take at least {times}")
             elif score[name] <= 0:
                 why = "while the machine is busy" if baseline in score else "without a baseline beside it"
                 if proven and not was_busy and least[name] > apart:
                     why = "where the host takes longer than the GPU"
-                failures[name] = Unsettled(f"{what}, which the wall clock cannot confirm {why}")
+                failures[name] = Unsettled(f"{what}; the wall clock cannot confirm this {why}")
         return {name: failure for name, failure in failures.items() if name in score}
 
     @property
@@ -249,7 +249,7 @@ class Chains:
         if name in self._equals:
             return took_ms / made - glue_ms
         if len(marks) != each:
-            raise WrongResult(f"it reports marks of {len(marks)} calls in place of {each}")
+            raise WrongResult(f"it reports {len(marks)} calls instead of {each}")
         wrong = self._court.judge.compare_chain(name, draw, key, marks, names)
         if wrong:
             raise WrongResult(f"{wrong}, in the sum of {each} calls in a row")

@@ -127,7 +127,7 @@ class Child:
         """
         if not (self._owed or self.ended) and self._pipe.poll() and self._unasked():
             self.end()
-            raise Malformed("its process sent a message that answers no question")
+            raise Malformed("its process sent a message that was not asked for")
         self.resume()
         self.settle(limit_s)
         self.post(method, *arguments)

@@ -70,7 +70,7 @@ def findings(settings: Settings, implementation: Implementation, case: Case, tim
                 stderr=subprocess.STDOUT, env=environment, timeout=timeout_s,
             ).returncode  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise NoVerdict(f"It was not done after {timeout_s:g} s under {PROGRAM} (--timeout).") from None
+        raise NoVerdict(f"It had not finished after {timeout_s:g} s under {PROGRAM} (--timeout).") from None
     if status not in (0, FOUND):
         raise NoVerdict(f"Its process ended with status {status}; the output is in {log}.")
     text = log.read_text("utf-8", "replace")

@@ -171,7 +171,7 @@ def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings
     seconds = once * (contenders + 2) * (rule.min_rounds + rule.warmup_rounds)
     if seconds > rule.budget_s:
         return (
-            f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s; "
+            f"Its minimum of rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s; "
             f"--budget {math.ceil(seconds)} would time it."
         )
     return None

@@ -277,7 +277,7 @@ def _try(address: str) -> None:
         raise BadInput(f"--ray: no cluster answers at {address} within {ANSWER_S:.0f} s; {told}.") from None
     if tried.returncode:
         reason = reason_of(RuntimeError(tried.stderr or f"exit status {tried.returncode}"))
-        raise BadInput(f"--ray: no cluster is to be had at {address}: {reason}; {told}.")
+        raise BadInput(f"--ray: no cluster can be reached at {address}: {reason}; {told}.")
 
 
 def reason_of(error: Exception) -> str:

@@ -203,8 +203,8 @@ class Turns:
                 if excess[name].ms <= 0:
                     del suspects[name]
         for name in suspects:
-            what = f"its turns take {excess[name].ms:.3f} ms more than its samples and turns of the baseline explain"
-            undecided = f"{what}, which the machine is too busy to prove"
+            what = f"its turns take {excess[name].ms:.3f} ms longer than its samples and the baseline's turns explain"
+            undecided = f"{what}, but the machine is too busy to prove it"
             failures[name] = WrongTime(what) if proven[name] else Unsettled(undecided)
         return failures
 

@@ -234,10 +234,13 @@ def test_experts_are_tuned_for_the_rows_of_one(path: Path) -> None:
     [
         (("--kernel", "foward"), "--kernel: there is no kernel 'foward'; did you mean forward"),
         (("--dtype", "fp32"), "--dtype: float32 keeps its shipped tiles; give bf16 or fp16."),
-        (("--tokens", "1000,1024"), "--tokens: 1000 and 1024 share one choice, that of up to 1024 tokens"),
+        (("--tokens", "1000,1024"), "--tokens: 1000 and 1024 tokens share one tuned tile, kept for up to 1024 tokens"),
         (("--shapes", "40x64"), "--shapes: 40x64 keeps its shipped tiles; give sizes that are multiples of 16."),
         (("--kernel", "experts-*"), "--kernel: none of experts-* is of llama7b, a dense block; experts-* are those of"),
-        (("--shapes", "smoke-experts", "--tokens", "16,64"), "16 and 64 share one choice, that of tiles of 16 rows"),
+        (
+            ("--shapes", "smoke-experts", "--tokens", "16,64"),
+            "16 and 64 tokens share one tuned tile, kept for tiles of 16 rows",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_work(

@@ -174,7 +174,7 @@ def test_what_tp_wrote_is_shown_and_compared_like_other_runs() -> None:
 
 def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     other = without_time(Status.ERROR, "broken", implementation="other")
-    write(tmp_path / "gpu/old", a_record(timestamp="2025-01-01T00:00:00Z", ratio=0.7))
+    write(tmp_path / "gpu/old", a_record(timestamp="2025-01-01T00:00:00Z", ratio=0.7, ratio_low=0.69))
     write(tmp_path / "gpu/new", a_record(timestamp="2025-02-01T00:00:00Z"), other)
     (write(tmp_path / "broken", a_record()) / "run.json").write_text("[")
     trained(tmp_path / "train")

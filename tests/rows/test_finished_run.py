@@ -131,6 +131,10 @@ def test_ratios_are_those_of_the_rounds() -> None:
     assert (eager.interval, eager.verdict) == (pytest.approx((2.0, 2.0, 2.0)), "slower")
     assert (same.ratio, same.verdict) == (pytest.approx(1.002), "tie"), "within the A/A pair's reach"
     assert (fast.ratio, fast.verdict) == (1.0, "")
+    assert {(each.aa_ratio, each.aa_low, each.aa_high) for each in found} == {(None, None, None)}, "those are eager's"
+    assert ["noise (A/A) of eager" in each.remarks for each in found] == [True, False, True]
+    (own,) = rebased(FinishedRun([EAGER], {}), "eager").records
+    assert (own.aa_low, own.remarks) == (0.995, "")
     assert [one.baseline for one in (EAGER, FAST, SAME)] == ["eager"] * 3, "the rows themselves stay as they are"
 
 

@@ -12,7 +12,7 @@ from specimens import a_bare_record
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Status
-from swiglu_bench.rows.run_folder import frame_of, read_rows, write_run_file
+from swiglu_bench.rows.run_folder import attach, frame_of, read_rows, write_run_file
 
 
 def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +62,15 @@ def test_a_figure_that_cannot_be_is_told(tmp_path: Path, name: str, value: float
     write(tmp_path, dataclasses.replace(a_bare_record(time_ms=1.5), **{name: value}))
     with pytest.raises(BadInput, match=rf"line 2: {name} is {value:.9g}\."):
         read_rows(tmp_path)
+
+
+def test_a_ratio_outside_its_interval_and_a_sample_that_cannot_be_are_told(tmp_path: Path) -> None:
+    write(tmp_path, a_bare_record(time_ms=1.5, ratio=0.5, ratio_low=0.7, ratio_high=0.9))
+    with pytest.raises(BadInput, match=r"line 2: ratio is 0\.5, outside its interval\."):
+        read_rows(tmp_path)
+    write(tmp_path, row := a_bare_record(time_ms=1.5, samples_ms=(1.5, math.nan)))
+    with pytest.raises(BadInput, match=r"samples\.csv cannot be read: time_ms is nan"):
+        attach([row], tmp_path)
 
 
 @pytest.mark.parametrize(

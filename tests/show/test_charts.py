@@ -45,7 +45,7 @@ def awkward() -> dict[str, list[tuple[str, Spec]] | str]:
 
 def test_every_question_is_answered_or_says_why_not(awkward: dict[str, Any]) -> None:
     assert list(awkward) == ["speed-up", "time", "limit", "memory-and-time", "error"]
-    assert awkward["memory-and-time"].startswith("Memory is measured for whole steps")
+    assert awkward["memory-and-time"].startswith("swiglu-bench memory measures whole steps")
 
 
 def test_speed_ups_and_their_intervals(awkward: dict[str, Any]) -> None:

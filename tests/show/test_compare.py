@@ -186,4 +186,4 @@ def test_the_tables_the_markdown_and_the_rows() -> None:
     assert "1 regressed by more than 2.00% or broke." in unwrapped(shown(comparing.comparison_tables(found), 60))
     assert "**slower !**" in comparing.comparison_markdown(found)
     assert [tuple(change.row()) for change in found.changes] == [comparing.COLUMNS] * 2
-    assert "of 1 rows none beyond 0 can be ruled out." in conclusion(compare(before, before, 0.0))
+    assert "in 1 of the rows one beyond 0 cannot be ruled out." in conclusion(compare(before, before, 0.0))

@@ -86,7 +86,7 @@ def test_a_figure_of_a_run(tmp_path: Path) -> None:
     assert all(f'"{name}"' in text for name in pictures)
     with pytest.raises(BadInput, match="has 0 charts 'spead'; a figure is one"):
         figured(tmp_path, "figure: run spead")
-    with pytest.raises(BadInput, match="has no chart 'memory-and-time': Memory is measured"):
+    with pytest.raises(BadInput, match="has no chart 'memory-and-time': swiglu-bench memory measures"):
         figured(tmp_path, "figure: run memory-and-time")
     trained(tmp_path / "trained")
     _, pictures = figured(tmp_path, "figure: trained curves")
@@ -94,11 +94,16 @@ def test_a_figure_of_a_run(tmp_path: Path) -> None:
 
 
 def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) -> None:
-    head = "pair,time_ms,ratio,ratio_low,ratio_high,noise,verdict\n"
-    (tmp_path / "noise.csv").write_text(f"{head}0,2,1,0.99,1.01,0.01,tie\n1,2,1.1,1.09,1.11,0.01,slower\n")
-    assert "2 A/A pairs, 1 intervals without 0, 1 verdicts" in figured(tmp_path, "figure: noise.csv pairs")[0]
+    head = "pair,time_ms,ratio,ratio_low,ratio_high,noise,verdict,detectable,rounds,stopped_by\n"
+    lines = "0,2,1,0.99,1.01,0.01,tie,,,\n1,2,1.1,1.09,1.11,0.01,slower,,,\n"
+    (tmp_path / "noise.csv").write_text(head + lines)
+    said = "2 A/A pairs: 1 intervals that do not contain 0, 1 verdicts other than tie"
+    assert said in figured(tmp_path, "figure: noise.csv pairs")[0]
+    (tmp_path / "noise.csv").write_text(head + lines.replace("1,2,1.1", "1,2,nan"))
+    with pytest.raises(BadInput, match="line 3: ratio is nan"):
+        figured(tmp_path, "figure: noise.csv pairs")
     (tmp_path / "noise.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(BadInput, match="expected a CSV that `swiglu-bench noise` wrote"):
+    with pytest.raises(BadInput, match=r"noise\.csv is not a noise\.csv that this version can read"):
         figured(tmp_path, "figure: noise.csv pairs")
 
 

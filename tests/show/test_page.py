@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,27 +116,65 @@ def test_a_browser_draws_every_open_chart_without_a_complaint(awkward_page: str,
     assert "<title>SwiGLU on" in done.stdout  # no name ran as a script
 
 
-def of(*runs: FinishedRun) -> dict[str, Any]:
+def test_a_name_has_one_colour_in_all_charts_legends_and_cells(found: Elements) -> None:
+    scales: list[dict[str, Any]] = []
+
+    def look(part: Any) -> None:
+        for name, value in part.items() if isinstance(part, dict) else enumerate(part):
+            if name == "color" and isinstance(value, dict) and "scale" in value:
+                scales.append(value["scale"])
+            elif isinstance(value, (dict, list)):
+                look(value)
+
+    look(json.loads(found.scripts[0])["charts"])
+    colours_of: dict[str, set[str]] = {}
+    for scale in scales:
+        for name, colour in zip(scale["domain"], scale["range"], strict=True):
+            colours_of.setdefault(name.removesuffix(" *"), set()).add(colour)
+    assert len(scales) > 5
+    assert {len(own) for own in colours_of.values()} == {1}
+    cells = [str(attributes["style"]) for tag, attributes in found.tags if tag == "td" and "style" in attributes]
+    assert cells
+    assert all(colour in cell for cell in cells for colour in colours_of[EVIL]), "it is the first at every case"
+
+
+def of(*runs: FinishedRun) -> list[dict[str, Any]]:
     numbers = colours(runs)
-    found = pages.matrix([(one, style_of(one, numbers)) for one in by_work(sections(runs))])
-    assert found
-    return found
+    found = [pages.won(each, style_of(each, numbers)) for each in by_work(sections(runs))]
+    return [won for won in found if won]
 
 
 def test_winners_margins_and_ties() -> None:
-    found = of(a_run(*awkward_rows()))
-    (group,) = found["groups"]
-    assert (found["counts"], found["baselines"], group["title"]) == (["1", "1k"], "eager", "forward of glu")
-    alone, tied = group["lines"][0]["cells"]
-    assert (alone["name"], alone["first"], alone["level"], alone["place"].speedup) == (EVIL, [EVIL], False, 1.25)
+    (found,) = of(a_run(*awkward_rows()))
+    assert (found["counts"], found["baseline"], found["cases"]) == (["1", "1k"], "eager", 4)
+    alone, tied = found["lines"][0]["cells"]
+    assert (alone["first"], alone["level"], alone["times"]) == ([EVIL], False, "1.25")
     assert alone["colour"] in PALETTE
-    assert len(tied["first"]) == 2
+    assert sorted(tied["first"]) == sorted([EVIL, "level"])
+    assert found["first"] == [(EVIL, 4), ("level", 2)]
+
+
+def test_what_ties_has_a_range_of_speeds() -> None:
+    (found,) = of(a_run(timed("eager", 1, 1.0), timed("a", 1, 0.5, 0.05), timed("b", 1, 0.55, 0.05)))
+    (cell,) = found["lines"][0]["cells"]
+    assert (cell["first"], cell["times"], found["times"]) == (["a", "b"], "1.82 to 2.00", "1.82 to 2.00")
+
+
+def test_no_two_sections_have_the_same_title_and_several_gpus_stand_apart() -> None:
+    rows = [timed("eager", 1, 1.0), timed("a", 1, 0.5)]
+    split = [replace(row, kind="tp", scope="mlp-tp2", ranks=2) for row in rows]
+    runs = [a_run(*rows, name="one"), a_run(*rows, name="two"), a_run(*split, name="split")]
+    found = Elements(page(runs, "swiglu-bench report"))
+    headings = re.findall(r"(?:Forward|Split)[^\n]*", found.text)
+    one, two = (f"Forward of glu, float32 ({name})" for name in ("one", "two"))
+    apart = ["Split over several GPUs", *["Forward of mlp-tp2, float32"] * 2]
+    assert headings == [one, two, one, two, *apart], "each in the first table and above its section"
 
 
 def test_runs_of_other_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "standing", lambda version: ("", version == "old"))
     run = a_run(timed("eager", 1, 1.0, version="old"), timed("a", 1, 0.5, version="old"))
-    assert of(run)["groups"][0]["lines"][0]["label"].endswith(pages.BEHIND)
+    assert of(run)[0]["lines"][0]["label"].endswith(pages.BEHIND)
     assert pages.marked_run(run) == "run" + pages.BEHIND
     assert not pages.marked("name", [], "new").endswith(pages.BEHIND)
 

@@ -24,7 +24,7 @@ def place(*rows: Record) -> Winner:
 
 def test_the_fastest_and_the_next() -> None:
     found = place(timed("a", 1, 0.5), timed("b", 1, 0.8))
-    assert (found.first, found.runner_up, found.speedup) == (("a",), "b", 2.0)
+    assert (found.first, found.runner_up, found.speedups) == (("a",), "b", (2.0, 2.0))
     assert found.longer == pytest.approx(0.6)
 
 

@@ -8,6 +8,7 @@ from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, show
 from specimens import a_cell, a_check, a_record, without_time
 
 from swiglu_bench.rows.record import AuditVerdict, Record, Status
+from swiglu_bench.show.table import nothing_done
 from swiglu_bench.show.tables import cautions, contract_tables, memory_tables, time_line, time_tables, verify_tables
 
 PAIR = {"aa_ratio": 1.0002, "aa_low": 0.9991, "aa_high": 1.0013, "regime": "steady"}
@@ -110,6 +111,14 @@ def test_what_spoils_the_figures_is_said_once_and_where(changes: dict[str, Any],
     (sentence,) = said(a_record(**CALM, tokens=1024), spoilt, spoilt)
     assert all(word in sentence for word in words)
     assert said(a_record(**CALM)) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(Status.INCORRECT, ""), (Status.UNSETTLED, ""), (Status.OK, ""),
+                         (Status.SKIPPED, "Nothing that was requested was checked: mine: skipped: why")],
+)  # fmt: skip
+def test_what_was_judged_is_not_said_to_be_unchecked(status: Status, said: str) -> None:
+    assert nothing_done([a_record(implementation="mine", status=status, reason="why")], "checked") == said
 
 
 def test_memory_above_its_prediction() -> None:

@@ -136,7 +136,8 @@ def why_aside(kernel: str | None = None) -> str | None:
     gpu = _hopper_gpu()
     verdicts = _verdicts(gpu)
     if verdicts is None:
-        reason = f"the hand-scheduled ones were not checked with Triton {triton_version() or '(none)'}: {COMMAND}"
+        version = triton_version() or "(none)"
+        reason = f"the hand-scheduled ones were not checked with Triton {version}: `{COMMAND}` does"
         if gpu:
             _warn_once(reason)
         return reason
@@ -155,9 +156,7 @@ def _hopper_gpu() -> str:
 @functools.cache
 def _warn_once(reason: str) -> None:
     warnings.warn(
-        f"swiglu_kernels: the portable kernels run, {reason}, run once, admits those that are right here "
-        "(some two minutes)",
-        stacklevel=3,
+        f"swiglu_kernels: the portable kernels run, because {reason}, once and in some two minutes", stacklevel=3
     )
 
 

@@ -87,7 +87,7 @@ def _plain(owner: nn.Module, name: str) -> nn.Linear:
     reason = why_not_plain(linear)
     if reason is not None:
         raise TypeError(
-            f"{name}: expected a torch.nn.Linear whose parameters are all there is to it, but {reason}; "
+            f"{name}: expected a plain torch.nn.Linear, but {reason}; "
             f"put hooks, adapters and sharding on the whole {type(owner).__name__}, or unpatch the model"
         )
     assert isinstance(linear, nn.Linear)

@@ -99,7 +99,7 @@ def _check(module: nn.Module, mesh: DeviceMesh) -> None:
     for path in (first, "up_proj", "down_proj"):
         reason = why_not_plain(getattr(module, path)) if hasattr(module, path) else None
         if reason is not None:
-            raise TypeError(f"{path}: expected a torch.nn.Linear whose parameters are all there is to it, but {reason}")
+            raise TypeError(f"{path}: expected a plain torch.nn.Linear, but {reason}")
     for path, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise TypeError(

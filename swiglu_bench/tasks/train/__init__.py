@@ -30,7 +30,7 @@ from swiglu_bench.tasks.train.blocks import Trainee, why_not
 from swiglu_bench.tasks.train.model import default_model, load_sizes, prepare
 from swiglu_bench.worker.policy import check_work
 
-LOST = {DeviceLost: "The GPU is lost to this process ({}); what had ended by then is kept."}
+LOST = {DeviceLost: "The GPU is lost to this process ({}); what was trained to the end before that is kept."}
 
 
 class TrainingRun:

@@ -197,7 +197,7 @@ def shards_go_on_the_module_after_patching() -> None:
 
     module = FusedSwiGLUMLP(HIDDEN, INTERMEDIATE)
     fully_shard(module.gate_proj)
-    with pytest.raises(TypeError, match=r"gate_proj: expected a torch.nn.Linear.*sharding on the whole FusedSwiGLUMLP"):
+    with pytest.raises(TypeError, match=r"gate_proj: expected a plain torch.nn.Linear.*sharding on the whole"):
         module(batch())
     sharded_first, patched_first = LlamaMLP(4, 6), LlamaMLP(4, 6)
     fully_shard(sharded_first)
@@ -260,7 +260,7 @@ def what_can_be_split_and_what_cannot() -> None:
         f"gate_up{not_divisible}": lambda: split_over(FusedSwiGLUPackedMLP(HIDDEN, 15)),
         "it is split over ranks already, (2 ranks)": lambda: split_over(split),
         "expected a module of swiglu_kernels (patch_model makes them)": lambda: split_over(nn.Linear(2, 2)),
-        "up_proj: expected a torch.nn.Linear whose parameters are all there is to it": lambda: split_over(hooked),
+        "up_proj: expected a plain torch.nn.Linear": lambda: split_over(hooked),
         "expected a mesh of one dimension, as mesh['tp'] is, got 2": lambda: SwiGLUParallel()._apply(
             made(FusedSwiGLUMLP), grid
         ),

@@ -150,7 +150,7 @@ def swiglu_glu(
     limit: float | None = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
     input_grad: str = "auto",
 ) -> torch.Tensor:  # fmt: skip
-    """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: both products and the gate in one launch.
+    """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: products and gate, on Hopper in one launch.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).
 

@@ -1,6 +1,7 @@
 """Where the forward is two products by torch and one elementwise launch, and that this is as right as one launch."""
 
 import csv
+import re
 import statistics
 from pathlib import Path
 
@@ -94,6 +95,16 @@ def test_a_tuned_choice_is_used(monkeypatch: pytest.MonkeyPatch, tuned: Choice, 
     assert by_torch(x, weight, stored=False) is (tuned == BY_TORCH)
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0)], ids=["A100", "RTX 4090", "B200"])
+def test_other_gpus_get_what_the_readme_says(capability: tuple[int, int]) -> None:
+    (row,) = [line for line in README.read_text("utf-8").splitlines() if line.startswith("| A100, RTX 4090, B200")]
+    most = next(int(words) for words in re.findall(r"up to (\d+) tokens one launch", row))
+    at = [TileProblem(tokens, 4096, 11008, torch.bfloat16, capability) for tokens in (most, most + 1)]
+    assert [glu_choice.forward_is_by_torch(problem, by_hand=False) for problem in at] == [False, True]
+    assert glu_choice.weight_grad_is_by_torch(at[1])
+
+
+README = Path(__file__).parents[4] / "README.md"
 MEASURED = Path(__file__).parents[4] / "results" / "nvidia-h200" / "ragged.csv"
 
 
