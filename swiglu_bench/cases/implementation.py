@@ -112,8 +112,6 @@ class Implementation:
     """Hidden and intermediate sizes must be multiples of this."""
     most_tokens: int | None = None
     """The most tokens that it is made for; None: any number."""
-    absent: str = ""
-    """Why it can run nowhere: a package that is asked for and does not have what it would take."""
     on_request: bool = False
     """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
     variant: frozenset[Scope] = frozenset()
@@ -239,8 +237,6 @@ class Implementation:
 
         `capability` is the GPU's compute capability, as "9.0"; "" where it is not known.
         """
-        if self.absent:
-            return self.absent
         on_cpu = device_type == "cpu"
         if self.gpus and (on_cpu or capability.split(".")[0] not in ("", *map(str, self.gpus))):
             made_for = " or ".join(f"{major}.x" for major in self.gpus)

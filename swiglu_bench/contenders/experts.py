@@ -45,14 +45,14 @@ def packed(problem: Problem, compute: Compute, interleaved: bool = False) -> Ste
     return Step(forward, own, to_canonical)
 
 
-def _gate(problem: Problem) -> Callable[[Tensor], Tensor]:
-    """[..., 2 * intermediate] of gate and up, in the model's order -> [..., intermediate]."""
+def _gate(problem: Problem, interleaved: bool = False) -> Callable[[Tensor], Tensor]:
+    """[..., 2 * intermediate] of gate and up, in the model's order or `interleaved` -> [..., intermediate]."""
     from swiglu_bench.cases.definition import gate_mul
 
     extras = problem.extras
 
     def gate(both: Tensor) -> Tensor:
-        pair = (both[..., ::2], both[..., 1::2]) if extras.interleaved else both.chunk(2, -1)
+        pair = (both[..., ::2], both[..., 1::2]) if interleaved or extras.interleaved else both.chunk(2, -1)
         return gate_mul(*pair, **extras.variant)  # type: ignore[arg-type]
 
     return gate
@@ -257,25 +257,99 @@ def _quack() -> Compute:
     return forward
 
 
-def _absent(name: str, description: str, why: str) -> Implementation:
-    """A row that says why a package of that name is not measured."""
-
-    def build(problem: Problem) -> Step:
-        raise NotImplementedError(why)
-
-    return implementation(name, scopes=(Scope.EXPERTS,), description=description, absent=why)(build)
-
-
-triton_kernels = _absent(
+@_row(
     "triton-kernels",
-    "Triton's own grouped products: those of its repository",
-    "PyPI's triton-kernels is another project without grouped products; Triton's own is in its repository only.",
+    description="Triton's own grouped products: with gather, SwiGLU, scatter; interleaved weights; torch sorts",
+    usage="from triton_kernels.matmul import matmul; both = matmul(x, w_gate_up.mT, None, a_ragged_metadata=ragged, "
+    "gather_indx=tokens)  # tokenspeed-triton-kernels",
+    backend="triton",
+    package="triton_kernels",
+    imports="triton_kernels.matmul",
+    weight_layout="interleaved",
+    trains="nothing",
+    interpretable="triton_kernels asks a GPU how many multiprocessors it has; it runs on a GPU only.",
+    gpus=(9, 10),
+    dtypes=(Dtype.BFLOAT16,),
+    multiple=8,  # rows must step by 16 bytes
+    offers=("bias", "limit"),
 )
-deep_gemm = _absent(
+def triton_kernels(problem: Problem) -> Step:
+    """Its SwiGLU adds 1 to up, as gpt-oss does; elsewhere a bias of -1, which it adds in fp32, takes that off again."""
+    import torch
+    from triton_kernels.matmul import FnSpecs, FusedActivation, matmul
+    from triton_kernels.reduce import reduce
+    from triton_kernels.swiglu import swiglu_fn
+    from triton_kernels.tensor import make_ragged_tensor_metadata
+
+    variant = {"alpha": 1.0, "up_offset": 0.0} | problem.extras.variant
+    adds, limit = variant["up_offset"] == 1.0, variant["limit"]
+    fused = FusedActivation(FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"), reduction_n=2), (variant["alpha"], limit))
+    # It bounds up with its bias: a bias of -1 would be bounded, too.
+    apart = None if adds or limit is None else _gate(problem, interleaved=True)
+    less = torch.tensor([0.0, 0.0 if adds or apart else -1.0], device=problem.device)
+    less = less.repeat(problem.weights["w_gate"].shape[1])
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        _, order, ends = sorted_by_expert(index, len(own["w_down"]))
+        ragged = make_ragged_tensor_metadata(ends.diff(prepend=ends.new_zeros(1)), len(order))
+        pair, token = order.int(), (order // index.shape[1]).int()
+        bias = own["bias_gate_up"] + less if problem.biases else less.expand(len(own["w_down"]), -1)
+        hidden = matmul(
+            x.contiguous(), own["w_gate_up"].mT, bias, a_ragged_metadata=ragged, gather_indx=token,
+            fused_activation=None if apart else fused,
+        )  # fmt: skip
+        found = matmul(
+            apart(hidden) if apart else hidden, own["w_down"].mT, own["bias_down"].float() if problem.biases else None,
+            a_ragged_metadata=ragged, scatter_indx=pair, gammas=weights.flatten()[order],
+        )  # fmt: skip
+        return reduce(found.unflatten(0, index.shape), dim=1)[0]
+
+    return packed(problem, forward, interleaved=True)
+
+
+@_row(
     "deep-gemm",
-    "DeepGEMM's grouped products",
-    "PyPI's deep-gemm 1.0.0 has fp8 products only; DeepGEMM's bf16 ones have to be built from its repository.",
+    description="DeepGEMM's grouped products: torch pads rows to its blocks; torch.compile's gate and sum",
+    usage="from deep_gemm import m_grouped_bf16_gemm_nt_contiguous; "
+    "m_grouped_bf16_gemm_nt_contiguous(rows, w_gate_up, both, ends, use_psum_layout=True)  # sgl-deep-gemm",
+    package="deep_gemm",
+    trains="nothing",
+    gpus=(9, 10),
+    dtypes=(Dtype.BFLOAT16,),
+    multiple=64,
+    offers=("limit",),
 )
+def deep_gemm(problem: Problem) -> Step:
+    """Each expert's rows begin at a multiple of its blocks' rows; what lies between is never read again."""
+    import torch
+    from deep_gemm import get_mk_alignment_for_contiguous_layout, m_grouped_bf16_gemm_nt_contiguous
+
+    @torch.compile(fullgraph=True)
+    def total(found: Tensor, place: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        return summed(found[place], order, weights)
+
+    gate = torch.compile(_gate(problem), fullgraph=True)
+    block = int(get_mk_alignment_for_contiguous_layout())
+
+    def product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        out = rows.new_empty(len(rows), weights.shape[1])
+        m_grouped_bf16_gemm_nt_contiguous(rows, weights.detach(), out, ends, use_psum_layout=True)
+        return out
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        experts = len(own["w_down"])
+        expert, order, ends = sorted_by_expert(index, experts)
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        blocks = (counts + (block - 1)) // block
+        padded_ends = (blocks.cumsum(0, dtype=torch.int32) - blocks) * block + counts
+        place = torch.arange(len(order), device=x.device) + (padded_ends - ends)[expert]
+        # As many blocks as any routing can need, so that nobody waits for the GPU.
+        most = (len(order) + min(experts, len(order)) * (block - 1)) // block
+        rows = x.new_empty(most * block, x.shape[1]).index_copy_(0, place, x[order // index.shape[1]])
+        found = product(gate(product(rows, own["w_gate_up"], padded_ends)), own["w_down"], padded_ends)
+        return total(found, place, order, weights)
+
+    return packed(problem, forward)
 
 
 def _fused_row(name: str, description: str, **choices: Any) -> Implementation:

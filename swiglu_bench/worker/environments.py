@@ -191,7 +191,7 @@ def with_packages(
                 full = f"{each.name}@{word}"
                 if not NAME.fullmatch(full) or full in {other.name for other in (*known, *added)}:
                     raise BadInput(f"--with {text}: the name {full!r} is taken, or no name; choose another tag.")
-                added.append(dataclasses.replace(each, name=full, original=each.name, layer=str(folder), absent=""))
+                added.append(dataclasses.replace(each, name=full, original=each.name, layer=str(folder)))
     return added
 
 

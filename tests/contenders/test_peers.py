@@ -1,5 +1,6 @@
 """The rows of other projects, on packages of the same names and signatures written in plain torch."""
 
+import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -13,7 +14,8 @@ from specimens import small_case
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.cases import definition
+from swiglu_bench.cases.cases import Case, Dtype, Extras, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
@@ -23,9 +25,13 @@ from swiglu_kernels import reference
 
 ALL = (
     peers.quack, peers.quack_tuned, peers.flash_swiglu_mlp, peers.liger_mlp, experts.quack_experts,
-    experts.liger_experts,
+    experts.liger_experts, experts.triton_kernels, experts.deep_gemm,
 )  # fmt: skip
 ROWS = [(one, scope) for one in ALL for scope in sorted(one.scopes)]
+
+
+BLOCK = 4
+"""Rows, of the DeepGEMM that is acted here."""
 
 
 def gated(product: Tensor) -> Tensor:
@@ -86,6 +92,50 @@ def fused_moe(x: Tensor, gate_up_proj: Tensor, down_proj: Tensor, top_k_index: T
     return reference.swiglu_experts(x, gate_up_proj, down_proj, top_k_index, top_k_weights)
 
 
+class TritonKernels:
+    """What the row takes from Triton's kernels; the metadata are the sizes of the slices."""
+
+    @staticmethod
+    def make_ragged_tensor_metadata(sizes: Tensor, rows: int) -> list[int]:
+        assert (sizes.dtype, int(sizes.sum())) == (torch.int32, rows)
+        return sizes.tolist()
+
+    @staticmethod
+    def swiglu(both: Tensor, alpha: float, limit: float | None) -> Tensor:
+        return definition.gate_mul(both[..., ::2], both[..., 1::2], limit, alpha, 1.0)
+
+    @staticmethod
+    def matmul(
+        a: Tensor, b: Tensor, bias: Tensor | None, a_ragged_metadata: list[int], gather_indx: Tensor | None = None,
+        scatter_indx: Tensor | None = None, gammas: Tensor | None = None, fused_activation: Any = None,
+    ) -> Tensor:  # fmt: skip
+        assert a.is_contiguous()
+        assert {index.dtype for index in (gather_indx, scatter_indx) if index is not None} == {torch.int32}
+        assert bias is None or bias.dtype is torch.float32
+        parts = (a if gather_indx is None else a[gather_indx]).split(a_ragged_metadata)
+        found = torch.cat([rows @ one for rows, one in zip(parts, b, strict=True)])
+        if bias is not None:
+            found = found + bias.repeat_interleave(torch.tensor(a_ragged_metadata), 0)
+        if fused_activation is not None:
+            specs, arguments = fused_activation
+            assert (specs["args"], specs["reduction_n"]) == (("alpha", "limit"), 2)
+            found = specs["fn"](found, *arguments)
+        found = found if gammas is None else found * gammas[:, None]
+        return found if scatter_indx is None else torch.empty_like(found).index_copy_(0, scatter_indx.long(), found)
+
+
+def grouped_product(a: Tensor, b: Tensor, d: Tensor, ends: Tensor, *, use_psum_layout: bool) -> None:
+    """DeepGEMM's m_grouped_bf16_gemm_nt_contiguous; what lies between the groups is NaN."""
+    assert (use_psum_layout, ends.dtype, len(a) % BLOCK) == (True, torch.int32, 0)
+    assert {a.requires_grad, b.requires_grad} == {False}
+    d.fill_(torch.nan)
+    start = 0
+    for weights, end in zip(b, ends.tolist(), strict=True):
+        assert start <= end <= len(a)
+        d[start:end] = a[start:end] @ weights.T
+        start = -(-end // BLOCK) * BLOCK
+
+
 @pytest.fixture
 def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
     """The packages; what a row gives to torch.compile runs as it is."""
@@ -97,12 +147,25 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
         "quack.mlp": {"mlp_func": fake.mlp_func},
         "flash_swiglu_mlp": {"flash_swiglu": swiglu_mlp},
         "liger_kernel.ops.mlp": {"LigerMLPFunction": types.SimpleNamespace(apply=swiglu_mlp)},
+        "deep_gemm": {
+            "get_mk_alignment_for_contiguous_layout": lambda: BLOCK,
+            "m_grouped_bf16_gemm_nt_contiguous": grouped_product,
+        },
+        "triton_kernels": {},
+        "triton_kernels.matmul": {
+            "FnSpecs": lambda name, fn, args, reduction_n: {"fn": fn, "args": args, "reduction_n": reduction_n},
+            "FusedActivation": lambda specs, arguments: (specs, arguments),
+            "matmul": TritonKernels.matmul,
+        },
+        "triton_kernels.reduce": {"reduce": lambda rows, dim: (rows.sum(dim), None)},
+        "triton_kernels.swiglu": {"swiglu_fn": TritonKernels.swiglu},
+        "triton_kernels.tensor": {"make_ragged_tensor_metadata": TritonKernels.make_ragged_tensor_metadata},
         "liger_kernel.ops.fused_moe": {"LigerFusedMoEFunction": types.SimpleNamespace(apply=fused_moe)},
     }.items():
         module = types.ModuleType(name)
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(torch, "compile", lambda function=None, **options: function or (lambda given: given))
     return fake
 
 
@@ -125,6 +188,21 @@ def test_a_row_is_right_if_its_package_is(quack: Quack, one: Implementation, sco
     assert failures(one, small_case(scope=scope, mode=mode)) == []
     if one.package == "quack":
         assert set(quack.tuned) == {one is peers.quack_tuned}
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize(
+    ("one", "extras"),
+    [
+        (experts.triton_kernels, Extras(limit=0.5)),
+        (experts.triton_kernels, Extras(bias=True)),
+        (experts.triton_kernels, Extras(bias=True, limit=0.5, alpha=1.702, interleaved=True)),
+        (experts.deep_gemm, Extras(limit=0.5, alpha=1.702, interleaved=True)),
+    ],
+)
+def test_every_gate_that_it_offers(quack: Quack, one: Implementation, extras: Extras, tokens: int) -> None:
+    shape = dataclasses.replace(small_case(scope=Scope.EXPERTS).shape, extras=extras)
+    assert failures(one, small_case(scope=Scope.EXPERTS, mode=Mode.FORWARD, tokens=tokens, shape=shape)) == []
 
 
 # Where they do not run
