@@ -99,9 +99,9 @@ def _backend(module: nn.Module) -> str:
 
     "triton, portable kernels only: ..." where the hand-scheduled ones for this GPU step aside, with the reason.
     """
-    device = next(module.parameters()).device
-    reason = why_aside(device)
-    return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
+    weight = next(module.parameters())
+    backend, reason = backend_for(weight), why_aside(weight.device)
+    return backend if reason is None or backend == "torch" else f"{backend}, portable kernels only: {reason}"
 
 
 def _known_by(weight: torch.Tensor) -> tuple[Any, ...]:
@@ -265,7 +265,7 @@ class FusedSwiGLU(FusedModule):
     Args:
         in_features, hidden_features: sizes of the last dimension of x and of the result.
         bias: give the projections biases.
-        device, dtype: of the parameters; float32, float16 or bfloat16.
+        device, dtype: of the parameters; float32, float16, bfloat16 or float64 (slowly, by the definition).
         options: how gradients are made, as in `swiglu_glu`.
             weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
             save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
@@ -401,7 +401,7 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
         options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute`, `backend` and `precision` of
             `swiglu_experts`; with "fp8-rowwise" weights are quantised in every call unless `keep_codes()`.
         device: of the parameters.
-        dtype: of the parameters; float32, float16 or bfloat16.
+        dtype: of the parameters; float32, float16, bfloat16 or float64 (slowly, by the definition).
 
     x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
     """

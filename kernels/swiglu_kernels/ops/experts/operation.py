@@ -233,7 +233,8 @@ def swiglu_experts(
         top_k_index: [..., k], any integer dtype: the experts of each token. An index outside of 0 to experts - 1 is
             skipped: it adds nothing, and its weight has no gradient (expert parallelism marks experts on other ranks
             this way).
-        top_k_weights: [..., k], float32, float16 or bfloat16, any strides; autocast leaves it alone.
+        top_k_weights: [..., k], float32, float16 or bfloat16, float64 as well where x is; any strides; autocast leaves
+            it alone.
         b_gate_up: [experts, 2 * intermediate], any strides, or None.
         b_down: [experts, hidden_out], any strides, or None.
         activation, alpha, limit, up_offset: the gate, as for `swiglu_glu` (gpt-oss: "silu", 1.702, 7, 1).
@@ -257,7 +258,8 @@ def swiglu_experts(
         ValueError: shapes or devices do not fit together, or an option has an unknown value; precision asks for fp8,
             which the GPU or the sizes do not allow, or a gradient is wanted for a weight that was given quantised.
 
-    In 16 bits, where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
+    With precision="bf16", float64 operands, slowly, and those where no kernel can run (`backend_for(x) == "torch"`) are
+    computed by `reference.swiglu_experts`.
     """
     tensors, biases = (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down)
     gate, options = (activation, 1.0, alpha, limit, up_offset), (interleaved, recompute, backend, precision)

@@ -155,8 +155,8 @@ def swiglu_glu(
     Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).
 
     Args:
-        x: [..., hidden]; float32, float16 or bfloat16. Strides are taken as they are where the leading dimensions
-            collapse into one; otherwise x is copied. Under autocast all operands are cast to its dtype.
+        x: [..., hidden]; float32, float16, bfloat16 or float64. Strides are taken as they are where the leading
+            dimensions collapse into one; otherwise x is copied. Under autocast all operands are cast to its dtype.
         w_gate, w_up: [intermediate, hidden], any strides, dtype and device of x.
         bias_gate, bias_up: [intermediate], any stride, dtype and device of x; None: no bias.
         activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with the tanh approximation).
@@ -187,8 +187,9 @@ def swiglu_glu(
         ValueError: shapes or devices do not fit together, an option has an unknown value, a number is not finite, or
             one dimension (not the number of elements) exceeds 2^31 - 1024.
 
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`; of the options that choose
-    how gradients are made, weight_grad="none" keeps its meaning.
+    In float64, slowly, and where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`, which
+    is differentiable any number of times; of the options that choose how gradients are made, weight_grad="none" keeps
+    its meaning.
     """
     gate = activation, gate_multiplier, alpha, limit, up_offset
     tensors, asked = (x, w_gate, w_up, bias_gate, bias_up), (weight_grad, save, input_grad)

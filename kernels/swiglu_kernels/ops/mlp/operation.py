@@ -207,8 +207,8 @@ def swiglu_mlp(
     Raises:
         TypeError, ValueError: as for `swiglu_glu`; ValueError also where chunk_tokens is given with save="preact".
 
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all tokens at once; of the
-    options that choose how gradients are made, weight_grad="none" keeps its meaning.
+    In float64, slowly, and where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all
+    tokens at once; of the options that choose how gradients are made, weight_grad="none" keeps its meaning.
     """
     tensors = x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down
     gate = activation, gate_multiplier, alpha, limit, up_offset
