@@ -6,7 +6,7 @@ from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.choice import way_of_glu
-from swiglu_kernels.ops.gate.formula import Formula, check_formula
+from swiglu_kernels.ops.gate.formula import Formula, Limit, check_formula
 from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.block import needs_backward
 from swiglu_kernels.ops.glu.choice import AUTO
@@ -31,7 +31,7 @@ FORWARD = {
 def explain(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
     bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
-    limit: float | None = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
+    limit: Limit = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
     input_grad: str = "auto", precision: str = "bf16",
 ) -> str:  # fmt: skip
     """Say which kernels `swiglu_glu` runs for these arguments on this machine, and why; nothing is launched.

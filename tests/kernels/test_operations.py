@@ -294,7 +294,7 @@ GIVEN: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "fg": (swiglu_fg_kernel, {"e": ones(1, 2, 3), "g": ones(1, 2, 3)}),
     "DWf": (swiglu_DWf_DW_dfg_kernel, {"DW": ones(2, 3), "e": ones(2, 3), "g": ones(2, 3)}),
 }
-GELU = {"activation": "gelu_tanh", "alpha": 2.0}
+GELU, SOFTCAP = {"activation": "gelu_tanh", "alpha": 2.0}, {"activation": "silu_softcap"}
 
 
 @pytest.mark.parametrize(
@@ -311,10 +311,15 @@ GELU = {"activation": "gelu_tanh", "alpha": 2.0}
         ("glu", {"weight_grad": "both"}, ValueError, r"weight_grad: .*'triton', 'torch', 'none', 'auto', got 'both'"),
         ("glu", {"save": None}, ValueError, r"save: .*'preact', 'input', 'auto', got None"),
         ("glu", {"input_grad": "slow"}, ValueError, r"input_grad: .*'fused', 'two_step', 'torch', 'auto', got 'slow'"),
-        ("glu", {"activation": "relu"}, ValueError, r"activation: .*'silu', 'gelu_tanh', got 'relu'"),
+        ("glu", {"activation": "relu"}, ValueError, r"activation: .*'silu', 'gelu_tanh', .*, got 'relu'"),
         ("glu", {"gate_multiplier": "2"}, TypeError, r"gate_multiplier: .*number, got str"),
         ("glu", {"alpha": float("nan")}, ValueError, r"alpha: .*finite number, got nan"),
         ("glu", {"limit": -1}, ValueError, r"limit: .*at least 0, or None, got -1"),
+        ("glu", SOFTCAP, ValueError, r"limit: expected two numbers, of gate and up, with .*, got None"),
+        ("glu", SOFTCAP | {"limit": (4.0, 0)}, ValueError, r"limit: expected numbers above 0 .*, got \(4.0, 0\)"),
+        ("glu", SOFTCAP | {"limit": (4.0, "1")}, TypeError, r"limit\[1\]: expected a number, got str"),
+        ("glu", {"limit": (4.0, 1.0)}, TypeError, r"limit: expected a number, got tuple"),
+        ("glu", GELU | {"activation": "silu_clamp"}, ValueError, r"alpha: expected 1.0 .*'silu_clamp'.*, got 2.0"),
         ("glu", GELU, ValueError, r"alpha: expected 1.0 .*activation='gelu_tanh'.*'silu'.*, got 2.0"),
         ("glu", {"bias_gate": [1.0]}, TypeError, r"bias_gate: .*torch.Tensor, got list"),
         ("glu", {"bias_gate": ones(4)}, ValueError, r"bias_gate: .*\(3,\).*w_gate.*, got \(4,\)"),

@@ -33,6 +33,7 @@ TOKENS = (16, 64, 128, 512, 8192)
 """The ends of the rows of `rules.py`."""
 WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 28672))
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
+SOFTCAPPED = Formula("silu_softcap", limit=(4.0, 25.0))
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
 _NUMBERS = {
     "M", "N", "K", "H", "GROUP", "WIDE", "PRECISION", "PARTS", "PAIRS", "CHUNKS", "TILES", "EXPERTS", "TOKENS", "share",
@@ -151,6 +152,10 @@ def _portable() -> Iterator[tuple[str, Launch]]:
     operands = _dense(512, 4096, 11008, formula=CLAMPED)
     yield "dX on the fly, clamped", operands.launch("input-grad-fused")
     yield "dW on the fly, clamped", operands.launch("weight-grad-fused")
+    operands.formula = SOFTCAPPED
+    for kernel in ("forward-preact", "mlp-hidden-grad"):
+        yield f"{TITLES[kernel]}, softcapped", operands.launch(kernel)
+    operands.formula = CLAMPED
     for kernel in ("silu_mul", "silu_mul backward", "silu_mul backward, h", "unsloth", "unsloth backward"):
         yield kernel, operands.launch(kernel)
 

@@ -30,7 +30,7 @@ from swiglu_kernels.ops.experts.choice import PAIRS
 from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.gate.formula import check_formula, formula_of
+from swiglu_kernels.ops.gate.formula import Limit, check_formula, formula_of
 from swiglu_kernels.ops.glu.block import needs_backward, new
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
@@ -216,7 +216,7 @@ register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=9, prea
 def swiglu_experts(
     x: torch.Tensor, w_gate_up: fp8.Operand, w_down: fp8.Operand, top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
-    activation: str = "silu", alpha: float = 1.0, limit: float | None = None, up_offset: float = 0.0,
+    activation: str = "silu", alpha: float = 1.0, limit: Limit = None, up_offset: float = 0.0,
     interleaved: bool = False, recompute: bool = False, backend: str | None = None, precision: str = "bf16",
 ) -> torch.Tensor:  # fmt: skip
     """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
