@@ -15,7 +15,8 @@ All of them work under autocast, activation checkpointing, torch.compile(fullgra
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -155,8 +156,8 @@ class FusedModule(KeepsCodes, nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
     options: Options
-    gate_activation: str = "silu"
-    """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
+    gate_options: Mapping[str, Any] = MappingProxyType({})
+    """Of the gate of an MLP, as `swiglu_mlp` takes them, such as activation="gelu_tanh"; `patch_model` finds them."""
     tensor_parallel: "Split | None" = None
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
 
@@ -187,7 +188,7 @@ class FusedModule(KeepsCodes, nn.Module):
     def extra_repr(self) -> str:
         """Return the options and the backend."""
         options = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(self.options).items())
-        options += "" if self.gate_activation == "silu" else f", activation={self.gate_activation!r}"
+        options += "".join(f", {name}={value!r}" for name, value in self.gate_options.items())
         split = "" if self.tensor_parallel is None else f", tensor_parallel={self.tensor_parallel}"
         return f"{options}, backend={self.backend!r}{split}"
 
@@ -232,12 +233,12 @@ class FusedModule(KeepsCodes, nn.Module):
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
-        how = {"activation": self.gate_activation, "weight_grad": weight_grad}
+        how = {**self.gate_options, "weight_grad": weight_grad}
         return self._call(swiglu_mlp, fp8.swiglu_mlp_fp8, x, weights, biases, **how)
 
     def _call(
         self, plain: Callable[..., torch.Tensor], of_codes: Callable[..., torch.Tensor], x: torch.Tensor,
-        weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], **how: str,
+        weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], **how: Any,
     ) -> torch.Tensor:  # fmt: skip
         """Call one of two operations, by the precision, with the options."""
         recipe, save = self.options.recipe, self.options.save
