@@ -15,7 +15,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures gates docs hub lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -96,6 +96,9 @@ lint-imports: $(VENV)/.installed-dev
 
 hub: $(VENV)/.installed-bench ## Write the kernels as a Hugging Face hub kernel: make hub ARGS=FOLDER
 	$(BIN)/python kernels/hub.py $(ARGS)
+
+gates: $(VENV)/.installed-test ## Make the table of docs/gates.md again, from the transformers that is installed
+	$(BIN)/python docs/model_gates.py $(ARGS)
 
 docs: $(VENV)/.installed-dev ## Build the documentation into build/site; a warning or a dead link is an error
 	$(BIN)/mkdocs build

@@ -109,9 +109,10 @@ def patch_model(
     """Let the gated MLPs of a model run on the fused op, in place.
 
     Known are the MLPs of Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Phi-3. Any other module with `gate_proj`,
-    `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, and SiLU or GELU's
-    tanh approximation as its activation is taken if it passes a self-check: a few tokens through its own forward, in
-    both training modes, and through the fused module agree within what their dtype rounds. Experts of transformers 5
+    `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, is taken if its
+    forward shows one of the gates that `swiglu_glu` has (`nn/gates.py`) and it passes a self-check: a few tokens
+    through its own forward, in both training modes, and through the fused module agree within what their dtype rounds.
+    Experts of transformers 5
     run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other experts whose
     weights are stacked in one tensor are left alone, and the report names them.
 
