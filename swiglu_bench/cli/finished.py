@@ -136,7 +136,11 @@ def _runs(before: Path, after: Path | None) -> tuple[Path, Path]:
 
 
 def _show(
-    rows: RowOptions, run: RunPath,
+    rows: RowOptions,
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder of a run, or its records.csv.", show_default=False)
+    ] = None,
+    *,
     sort: Annotated[
         Text,
         option(OUTPUT, "A figure of the rows, such as ratio (implementations by its median), or implementation."),
@@ -153,6 +157,12 @@ def _show(
     form: Annotated[
         str, option(OUTPUT, "table, json, jsonl, csv, parquet (with --output), or with --pivot github.", "--format")
     ] = "table",
+    export: Annotated[
+        Text, option(OUTPUT, f"In the format of another program: {', '.join(text.EXPORTS)}.", "--export")
+    ] = None,
+    schema: Annotated[
+        bool, option(OUTPUT, "Print the JSON Schema of what --format json prints; RUN may be left out.", "--schema")
+    ] = False,
     output: Annotated[Path | None, option(OUTPUT, "New file instead of stdout.", "--output", "-o")] = None,
 ) -> None:  # fmt: skip
     """Show a finished run again: its tables, filtered and sorted, or its rows for another program.
@@ -160,18 +170,32 @@ def _show(
     Example: swiglu-bench show results/nvidia-h200/step-mlp --baseline compile --sort ratio
     """
     text.check("--format", form, "table", "github", "parquet", *text.ROWS)
-    if output and form == "table":
+    if export is not None:
+        text.check("--export", export, *text.EXPORTS)
+    if (export or schema) and (pivot or form != text.TABLE or (export and schema)):
+        raise BadInput("--export, --schema, --pivot and --format exclude each other; give one of them.")
+    if schema:
+        from swiglu_bench.rows.finished_run import load_run
+
+        text.put(text.schema(load_run(run, beside=False).records[0].own.kind if run else "run"), output)
+        return
+    if run is None:
+        raise BadInput("Missing argument RUN: give the folder of a run, or its records.csv.")
+    if output and form == "table" and not export:
         raise BadInput("--output is for rows; give --format json, jsonl, csv, parquet or github with it.")
     if form == "parquet" and not output:
         raise BadInput("--format parquet is binary and needs --output FILE.")
     if form == "github" and not pivot:
         raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
     chosen = rows.of(run, baseline)
+    from swiglu_bench.rows.finished_run import latest
     from swiglu_bench.show import history as showing
 
     if sort:
         chosen = showing.ordered(chosen, sort, reverse)
-    if pivot:
+    if export:
+        text.put(text.exported(export, latest(chosen.records), chosen.about), output)
+    elif pivot:
         found = showing.pivot(chosen, showing.figure(chosen, pivot, "--pivot"))
         if form == "github":
             text.put(showing.pivot_markdown(found) + "\n", output)

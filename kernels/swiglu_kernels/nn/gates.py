@@ -49,7 +49,7 @@ def gate_of_mlp(module: nn.Module, gated: tuple[str, ...], down: str) -> Formula
     single = torch.ones(1, 1, device="cpu", dtype=torch.float32)
     weights = torch.block_diag(single, single).split(2 // len(gated))
     for name, weight in zip((*gated, down), (*weights, single), strict=True):
-        linear = nn.Linear(*weight.shape[::-1], bias=False, device="meta")  # where no random number is drawn
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")  # which draws no random numbers
         linear.weight = nn.Parameter(weight)
         twin._modules[name] = linear
     try:
