@@ -41,10 +41,10 @@ def gate_shown(module: nn.Module, shown: Callable[[torch.Tensor, torch.Tensor], 
 def gate_of_mlp(module: nn.Module, gated: tuple[str, ...], down: str) -> Formula | None:
     """Return the gate of an MLP with these projections; None where the kernels lack it, or its forward cannot tell.
 
-    The forward runs on a copy whose projections hand single numbers through, so that the weights do not matter.
+    The forward of its class runs on a copy whose projections hand single numbers through: weights do not matter.
     """
     twin = object.__new__(type(module))
-    twin.__dict__ |= {name: value for name, value in module.__dict__.items() if name != "_modules"}
+    twin.__dict__ |= {name: value for name, value in module.__dict__.items() if name not in ("_modules", "forward")}
     twin.__dict__ |= {"_modules": dict(module._modules), "training": False}
     single = torch.ones(1, 1, device="cpu", dtype=torch.float32)
     weights = torch.block_diag(single, single).split(2 // len(gated))
