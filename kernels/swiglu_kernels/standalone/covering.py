@@ -72,6 +72,7 @@ def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch
     found = []
     for name, launch in sorted(launches, key=lambda named: _demand(named[1]))[::-1]:
         kernel, dtypes, *_, compiled_in = _kind(launch)
+        kernel += ", softcapped" * (("FORMULA", SOFTCAPPED.activation) in compiled_in)  # the longest of the formulas
         choices = {(name, value) for name, value in compiled_in if name != "FORMULA" and type(value) is not int}
         new = {(kernel, dtypes, choice) for choice in (None, *choices)} - met
         if new:
