@@ -15,7 +15,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures pictures docs hub release lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures pictures gates docs hub release lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -103,6 +103,9 @@ release: $(VENV)/.installed-test ## Build sdist and wheel into dist/, and check 
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 	SWIGLU_BENCH_DIST=dist $(BIN)/pytest -q tests/test_packaging.py $(ARGS)
+
+gates: $(VENV)/.installed-test ## Make the table of docs/gates.md again, from the transformers that is installed
+	$(BIN)/python docs/model_gates.py $(ARGS)
 
 docs: $(VENV)/.installed-dev ## Build the documentation into build/site; a warning or a dead link is an error
 	$(BIN)/mkdocs build

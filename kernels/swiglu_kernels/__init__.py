@@ -14,6 +14,7 @@ FusedSwiGLUMLP, FusedSwiGLUPackedMLP  modules with the state_dict of a Llama, Qw
 FusedSwiGLUExperts                    a module of stacked experts
 register_experts()                    register swiglu_experts with transformers, for set_experts_implementation
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
+layers                                the same for `kernelize` of the package `kernels`
 reference                             the definitions, in PyTorch
 warm_up(model)                        compile what any token count needs, or those given, before the first request
 check()                               admit the hand-scheduled kernels under this Triton, on this GPU
@@ -24,6 +25,7 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 from swiglu_kernels import reference
 from swiglu_kernels.check import check
 from swiglu_kernels.explain import explain, explain_experts
+from swiglu_kernels.nn import layers
 from swiglu_kernels.nn.experts_interface import register_experts
 from swiglu_kernels.nn.modules import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
 from swiglu_kernels.nn.patch import PatchReport, patch_model, unpatch
@@ -47,6 +49,7 @@ __all__ = [
     "check",
     "explain",
     "explain_experts",
+    "layers",
     "patch_model",
     "reference",
     "register_experts",

@@ -6,7 +6,7 @@ from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.choice import way_of_glu
-from swiglu_kernels.ops.gate.formula import Formula, check_formula
+from swiglu_kernels.ops.gate.formula import Formula, Limit, check_formula
 from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.block import needs_backward
 from swiglu_kernels.ops.glu.choice import AUTO
@@ -31,7 +31,7 @@ FORWARD = {
 def explain(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
     bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
-    limit: float | None = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
+    limit: Limit = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
     input_grad: str = "auto", precision: str = "bf16",
 ) -> str:  # fmt: skip
     """Say which kernels `swiglu_glu` runs for these arguments on this machine, and why; nothing is launched.
@@ -55,7 +55,7 @@ def explain(
         has_bias = any_of((bias_gate, bias_up))
         return _of_fp8(x, w_gate, has_bias, formula, precision.removeprefix("fp8-"), weight_grad)
     if backend_for(x) == "torch":
-        return _all_by_torch(x.device)
+        return _all_by_torch(x)
     x, biases, intermediate = as_matrix(x).detach(), (bias_gate, bias_up), w_gate.shape[0]
     trains = any(parameter is not None and parameter.requires_grad for parameter in (w_gate, w_up, *biases))
     asked = {"dX": input_grad, "dW": weight_grad}
@@ -148,7 +148,7 @@ def explain_experts(
     if in_fp8:
         fp8_experts.check(x, w_gate_up)
     elif backend_for(x) == "torch":
-        return _all_by_torch(x.device)
+        return _all_by_torch(x)
     index, trains = as_matrix(top_k_index), needs_backward(x, w_gate_up, w_down, top_k_weights)
     multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
@@ -176,9 +176,12 @@ def explain_experts(
     )
 
 
-def _all_by_torch(device: torch.device) -> str:
+def _all_by_torch(x: torch.Tensor) -> str:
+    device = x.device
     where = f"a {device.type.upper()}"
-    if device.type == "cuda":
+    if x.dtype is torch.float64:
+        where = "float64"
+    elif device.type == "cuda":
         where = f"compute capability {'.'.join(map(str, capability_of(device) or ()))}"
     why = f"there are no Triton kernels for {where}"
     return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"

@@ -135,20 +135,33 @@ def _runs(before: Path, after: Path | None) -> tuple[Path, Path]:
     return (run_folder.find_baseline(before.name, load_run(after, beside=False).command) if named else before), after
 
 
-def _show(
-    rows: RowOptions, run: RunPath,
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(RowOptions):
+    """These, and what is shown of the rows."""
+
     sort: Annotated[
         Text,
         option(OUTPUT, "By a figure of the rows, such as ratio (implementations by its median), or by implementation."),
-    ] = None,
-    reverse: Annotated[bool, option(OUTPUT, "Sort in the opposite order.", "--reverse")] = False,
+    ] = None
+    reverse: Annotated[bool, option(OUTPUT, "Sort in the opposite order.", "--reverse")] = False
     pivot: Annotated[
-        Text,
-        option(OUTPUT, "Show one figure of the rows, such as time_ms: implementations down, token counts across."),
-    ] = None,
+        Text, option(OUTPUT, "Show one figure of the rows, such as time_ms: implementations down, token counts across.")
+    ] = None
     baseline: Annotated[
         Text, option(CHOOSE, "Compute ratios to this implementation instead, which was timed in the same rounds.")
-    ] = None,
+    ] = None
+    export: Annotated[
+        Text, option(OUTPUT, f"In the format of another program: {', '.join(text.EXPORTS)}.", "--export")
+    ] = None
+    schema: Annotated[
+        bool, option(OUTPUT, "Print the JSON Schema of what --format json prints; RUN may be left out.", "--schema")
+    ] = False
+
+
+def _show(
+    wanted: ShowOptions,
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run, or its records.csv.", show_default=False)] = None,
+    *,
     detail: options.TimeDetail = False,
     form: Annotated[
         str, option(OUTPUT, "table, json, jsonl, csv, parquet (with --output), or with --pivot github.", "--format")
@@ -160,18 +173,33 @@ def _show(
     Example: swiglu-bench show results/nvidia-h200/step-mlp --baseline compile --sort ratio
     """
     text.check("--format", form, "table", "github", "parquet", *text.ROWS)
-    if output and form == "table":
+    export, pivot = wanted.export, wanted.pivot
+    if export is not None:
+        text.check("--export", export, *text.EXPORTS)
+    if (export or wanted.schema) and (pivot or form != text.TABLE or (export and wanted.schema)):
+        raise BadInput("--export, --schema, --pivot and --format exclude each other; give one of them.")
+    if wanted.schema:
+        from swiglu_bench.rows.finished_run import load_run
+
+        text.put(text.schema(load_run(run, beside=False).records[0].own.kind if run else "run"), output)
+        return
+    if run is None:
+        raise BadInput("Missing argument RUN: give the folder of a run, or its records.csv.")
+    if output and form == "table" and not export:
         raise BadInput("--output is for rows; give --format json, jsonl, csv, parquet or github with it.")
     if form == "parquet" and not output:
         raise BadInput("--format parquet is binary and needs --output FILE.")
     if form == "github" and not pivot:
         raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
-    chosen = rows.of(run, baseline)
+    chosen = wanted.of(run, wanted.baseline)
+    from swiglu_bench.rows.finished_run import latest
     from swiglu_bench.show import history as showing
 
-    if sort:
-        chosen = showing.ordered(chosen, sort, reverse)
-    if pivot:
+    if wanted.sort:
+        chosen = showing.ordered(chosen, wanted.sort, wanted.reverse)
+    if export:
+        text.put(text.exported(export, latest(chosen.records), chosen.about), output)
+    elif pivot:
         found = showing.pivot(chosen, showing.figure(chosen, pivot, "--pivot"))
         if form == "github":
             text.put(showing.pivot_markdown(found) + "\n", output)
@@ -480,5 +508,5 @@ def _bytes(option: str, value: str) -> int:
     return int(float(match[1]) * unit)
 
 
-compare, show = command_of(RowOptions, _compare), command_of(RowOptions, _show)
+compare, show = command_of(RowOptions, _compare), command_of(ShowOptions, _show)
 recommend = command_of(RecommendOptions, _recommend)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import enum
 import functools
 import io
 import math
@@ -225,6 +226,29 @@ def _value(hint: Any, text: str) -> Any:
             return None
         (hint,) = (kind for kind in typing.get_args(hint) if kind is not types.NoneType)
     return text.lower() == "true" if hint is bool else hint(text)
+
+
+JSON_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number"}
+
+
+def schema(kind: type, columns: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON Schema of a row; `columns` has the figure of each column by the column's name."""
+    properties, known = {}, figures(kind)
+    for column, name in columns.items():
+        figure, optional = known[name], isinstance(known[name].kind, types.UnionType)
+        of = next(each for each in typing.get_args(figure.kind) or (figure.kind,) if each is not types.NoneType)
+        json_type = next(json_type for base, json_type in JSON_TYPES.items() if issubclass(of, base))
+        has_null = optional or of is float  # what is not finite is null, too
+        told: dict[str, Any] = {"description": figure.caption, "type": [json_type, "null"] if has_null else json_type}
+        if issubclass(of, enum.Enum):
+            told["enum"] = [member.value for member in of]
+        if name in RATIOS:
+            told["exclusiveMinimum"] = 0
+        elif json_type in ("integer", "number") and name in _measured(kind):
+            told["minimum"] = 0
+        told |= {f"x-{key}": value for key in ("unit", "better") if (value := getattr(figure, key))}
+        properties[column] = told
+    return {"type": "object", "properties": properties, "required": list(columns), "additionalProperties": False}
 
 
 def write_whole(path: Path, content: bytes) -> None:

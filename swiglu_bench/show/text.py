@@ -11,17 +11,22 @@ import io
 import json
 import math
 import os
+import statistics
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from swiglu_bench.cases.cases import ACTIVATIONS, WEIGHTS, Scope
 from swiglu_bench.cases.errors import BadInput, did_you_mean
-from swiglu_bench.rows.figures import as_csv, figures, reason, write_whole
-from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
+from swiglu_bench.rows.figures import as_csv, cell, figures, reason, write_whole
+from swiglu_bench.rows.figures import schema as row_schema
+from swiglu_bench.rows.record import LAYOUTS, SCHEMA_VERSION, Record, Status, TensorCheck
 from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, sample_lines
+from swiglu_bench.version import __version__
 
 if TYPE_CHECKING:
     import pandas
@@ -59,6 +64,155 @@ def as_text(form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, An
         return "".join(as_json(row, indent=None) for row in rows)
     names = list(columns)
     return as_csv([names, *([row.get(name) for name in names] for row in rows)])
+
+
+def schema(kind: str) -> str:
+    """The JSON Schema of what `show RUN --format json` prints of a kind of row, by the declarations of its figures."""
+    layout = LAYOUTS[kind]
+    row = row_schema(Record, dict(zip(layout.header(), layout.columns(), strict=True)))
+    about = {"kind": {"const": kind}, **({"schema": {"const": SCHEMA_VERSION}} if kind == "run" else {})}
+    return as_json({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:swiglu-bench:{kind}:{SCHEMA_VERSION}",
+        "title": f"swiglu-bench, rows of the kind {kind!r}, schema {SCHEMA_VERSION}",
+        "type": "object", "properties": {**about, "rows": {"type": "array", "items": {"$ref": "#/$defs/row"}}},
+        "required": [*about, "rows"], "$defs": {"row": row},
+    })  # fmt: skip
+
+
+def exported(form: str, records: Sequence[Record], about: Mapping[str, Any]) -> str:
+    """The timed rows of a run in the format of another program, by its name in `EXPORTS`.
+
+    Raises BadInput where the run has nothing that the format can hold.
+    """
+    if any(record.kind != "run" or record.source for record in records):
+        raise BadInput("--export is for runs of forward, backward and step; give one of these.")
+    found = EXPORTS[form](records, about)
+    if not found:
+        raise BadInput(f"--export {form}: no row of the run has a time; give a run that has some.")
+    return found
+
+
+def _label(record: Record) -> str:
+    case = f"{record.shape}/{record.scope}/{record.mode}/{record.dtype}/{record.tokens}"
+    return f"{case}/{record.implementation}"
+
+
+def _verdict(record: Record) -> str:
+    than = "with" if record.verdict == "tie" else "than"
+    return f"{record.verdict} {than} {record.baseline}" if record.verdict else "not compared"
+
+
+def _github_action_benchmark(records: Sequence[Record], about: Mapping[str, Any]) -> str:
+    """For its tool `customSmallerIsBetter`: the time of each row, and its ratio to the baseline."""
+    found: list[dict[str, Any]] = []
+    for record in records:
+        if record.time_ms is None:
+            continue
+        own = "the baseline" if record.implementation == record.baseline else _verdict(record)
+        extra = "\n".join((own, record.device, record.version))
+        spread = f"{cell(record.time_p10_ms)} to {cell(record.time_p90_ms)}"
+        time = {"name": f"{_label(record)} time", "unit": "ms", "value": record.time_ms, "extra": extra}
+        found.append(time | ({"range": spread} if record.time_p90_ms is not None else {}))
+        if record.ratio is not None and record.implementation != record.baseline:
+            interval = f"{cell(record.ratio_low)} to {cell(record.ratio_high)}"
+            unit = f"of {record.baseline}'s time"
+            found.append({"name": f"{_label(record)} ratio", "unit": unit, "value": record.ratio, "range": interval,
+                          "extra": extra})  # fmt: skip
+    return as_json(found) if found else ""
+
+
+def _pytest_benchmark(records: Sequence[Record], about: Mapping[str, Any]) -> str:
+    """The file of its `--benchmark-json`, in seconds; rows whose samples were not kept are left out."""
+    machine, found = about.get("machine", {}), []
+    for record in records:
+        samples = [sample / 1e3 for sample in record.samples_ms]
+        if record.time_ms is None or not samples:
+            continue
+        several = len(samples) > 1
+        low, middle, high = statistics.quantiles(samples, n=4, method="inclusive") if several else samples * 3
+        mean, deviation = statistics.fmean(samples), statistics.stdev(samples) if several else 0.0
+        reach = 1.5 * (high - low)
+        inside = [sample for sample in samples if low - reach <= sample <= high + reach]
+        beyond = sum(abs(sample - mean) > deviation for sample in samples)
+        stats = {
+            "min": min(samples), "max": max(samples), "mean": mean, "stddev": deviation, "rounds": len(samples),
+            "median": middle, "iqr": high - low, "q1": low, "q3": high, "iqr_outliers": len(samples) - len(inside),
+            "stddev_outliers": beyond, "outliers": f"{beyond};{len(samples) - len(inside)}", "ld15iqr": min(inside),
+            "hd15iqr": max(inside), "ops": 1 / mean, "total": sum(samples), "iterations": 1, "data": samples,
+        }  # fmt: skip
+        label, kept = _label(record), ("ratio", "ratio_low", "ratio_high", "verdict", "baseline", "version")
+        found.append({
+            "group": label.rpartition("/")[0], "name": label, "fullname": f"swiglu-bench::{label}", "params": None,
+            "param": None, "extra_info": {name: getattr(record, name) for name in kept}, "options": {}, "stats": stats,
+        })  # fmt: skip
+    if not found and any(record.time_ms is not None for record in records):
+        raise BadInput(
+            "--export pytest-benchmark: no samples are beside the rows; give a run's folder with its samples."
+        )
+    host = {"node": machine.get("host", ""), "processor": machine.get("cpu", ""), "machine": machine.get("device", "")}
+    versions = {"python_version": machine.get("python", ""), "system": machine.get("system", "")}
+    whole = {
+        "machine_info": {**host, **versions, "cpu": {"brand_raw": machine.get("cpu", "")}},
+        "commit_info": {"id": machine.get("version", ""), "dirty": False, "project": "swiglu-bench"},
+        "benchmarks": found, "datetime": records[-1].timestamp, "version": about.get("version", __version__),
+    }  # fmt: skip
+    return as_json(whole) if found else ""
+
+
+def _flashinfer_trace(records: Sequence[Record], about: Mapping[str, Any]) -> str:
+    """A line of its schema Trace for each row that is right, wrong or died; what is not known it cannot say."""
+    statuses = {Status.OK: "PASSED", Status.INCORRECT: "INCORRECT_NUMERICAL", Status.ERROR: "RUNTIME_ERROR"}
+    found = []
+    for record in records:
+        if record.status not in statuses or (record.status is Status.OK and record.time_ms is None):
+            continue
+        scope, libs = Scope(record.scope), {name: getattr(record, name) for name in ("torch", "triton", "cuda")}
+        evaluation: dict[str, Any] = {
+            "status": statuses[record.status], "timestamp": record.timestamp, "log": record.reason,
+            "environment": {"hardware": record.device, "libs": libs},
+        }  # fmt: skip
+        if record.status is not Status.ERROR:
+            largest = [check.max_error for check in record.tensor_checks if check.allowed]
+            evaluation["correctness"] = {
+                "max_relative_error": max(largest) if largest else math.nan, "max_absolute_error": math.nan,
+                "extra": {"of": "the truth's root mean square", "norm_relative_error": record.error,
+                          "eager_norm_relative_error": record.eager_error},
+            }  # fmt: skip
+        if record.time_ms is not None:
+            evaluation["performance"] = {"latency_ms": record.time_ms}
+            if record.ratio:
+                of_baseline = {
+                    "reference_latency_ms": record.time_ms / record.ratio,
+                    "speedup_factor": 1 / record.ratio,
+                }
+                evaluation["performance"] |= of_baseline
+        sizes = {name: getattr(record, name) for name in ("tokens", "hidden", "intermediate", "experts", "top_k")}
+        case = _label(record).rpartition("/")[0]
+        definition = f"swiglu_{record.scope}_{record.mode}_{record.dtype}_h{record.hidden}_i{record.intermediate}"
+        found.append({
+            "definition": definition, "solution": record.implementation, "evaluation": evaluation,
+            "workload": {
+                "axes": {name: size for name, size in sizes.items() if size is not None},
+                "inputs": {name: {"type": "random"} for name in (*ACTIVATIONS[scope], *WEIGHTS[scope])},
+                "uuid": str(uuid.uuid5(uuid.NAMESPACE_URL, f"swiglu-bench:{case}")),
+            },
+        })  # fmt: skip
+    return "".join(json.dumps(_named(line), ensure_ascii=False) + "\n" for line in found)
+
+
+def _named(value: Any) -> Any:
+    """The value with what is not finite by the names that pydantic reads."""
+    if isinstance(value, dict):
+        return {key: _named(item) for key, item in value.items()}
+    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    return names[str(value)] if isinstance(value, float) and not math.isfinite(value) else value
+
+
+EXPORTS = {
+    "github-action-benchmark": _github_action_benchmark, "pytest-benchmark": _pytest_benchmark,
+    "flashinfer-trace": _flashinfer_trace,
+}  # fmt: skip
 
 
 def put(text: str, file: Path | None = None) -> None:

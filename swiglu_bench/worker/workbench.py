@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -126,6 +127,8 @@ class Workbench:
         self.forget()
         self._put_back()
         forget_compiled()
+        if self._implementation.backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+            _round_bfloat16()
         self._problem, self._weights_seed = make_problem(case, self._device, extras, weights_seed), weights_seed
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
@@ -539,3 +542,26 @@ def _plain(produced: Produced) -> dict[str, Tensor]:
             if type(value) is Tensor and value.layout is torch.strided and not value.is_nested and not value.is_meta:
                 found[name] = value
     return found
+
+
+@cache
+def _round_bfloat16() -> None:
+    """Let Triton's interpreter round fp32 to bfloat16 to nearest even, as GPUs do.
+
+    It cuts digits off, and a kernel that is right on every GPU would fail the check of the mean error.
+    """
+    import numpy
+    from triton import language
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(value: Any, source: Any, target: Any, mode: Any) -> Any:
+        towards_zero = mode is not None and mode == interpreter._ir.ROUNDING_MODE.RTZ
+        if (source, target) == (language.float32, language.bfloat16) and not towards_zero:
+            bits = numpy.ascontiguousarray(value).view(numpy.uint32)
+            nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+            value = numpy.where(numpy.isnan(value), bits, nearest.astype(numpy.uint32)).view(numpy.float32)
+        return convert(value, source, target, mode)
+
+    interpreter._convert_float = rounded

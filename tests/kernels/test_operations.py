@@ -251,12 +251,39 @@ def test_compiles_without_a_graph_break(name, options, dynamic):
     assert_equal(got, expected)
 
 
-@cases([{}], [{}], *PACKINGS, "experts")
-def test_autocast_leaves_float64_to_be_refused(name, options):
-    with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(TypeError, match="float64"):
+IN_FLOAT64 = [name for name in OPERATIONS if name not in (*FP8, "unsloth overwriting")]
+
+
+@pytest.mark.parametrize("name", IN_FLOAT64)
+def test_float64_is_computed_by_the_definition_and_differentiable_twice(name):
+    operation = OPERATIONS[name]
+    inputs = [tensor.detach().double().requires_grad_() for tensor in operation.inputs()]
+    with torch.autocast(DEVICE.type, torch.bfloat16):  # which leaves float64 alone
+        assert torch.equal(operation.function(*inputs), operation.reference(*inputs))
+    assert torch.autograd.gradcheck(operation.function, inputs)
+    assert torch.autograd.gradgradcheck(operation.function, inputs, fast_mode=True)
+
+
+def test_float64_has_every_public_operation_but_those_in_fp8_and_in_place():
+    functions = (getattr(swiglu_kernels, name) for name in swiglu_kernels.__all__)
+    named = {function.__name__ for function in functions if getattr(function, "__module__", "").startswith(OPS)}
+    tried = (OPERATIONS[name].function for name in IN_FLOAT64)
+    names = {getattr(function, "func", function).__name__ for function in tried} | {"swiglu_experts"}
+    assert named - names == {"swiglu_glu_fp8", "swiglu_mlp_fp8", "swiglu_fg_kernel", "swiglu_DWf_DW_dfg_kernel"}
+    e, g = (random_tensor(1, 2, 3, dtype=torch.float64, seed=seed) for seed in (0, 1))
+    assert torch.equal(swiglu_fg_kernel(e, g), reference.silu_mul(e, g))  # which is not differentiable
+    x, w_gate_up, w_down, weights, *biases = OPERATIONS["experts"].inputs()
+    with pytest.raises(TypeError, match=r"top_k_weights: expected .*float32.*, got torch.float64"):
+        OPERATIONS["experts"].function(x, w_gate_up, w_down, weights.double(), *biases)
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_refuses_float64(name):
+    with pytest.raises(TypeError, match="float64"):
         OPERATIONS[name].function(*(tensor.detach().double() for tensor in OPERATIONS[name].inputs()))
 
 
+OPS = "swiglu_kernels.ops."
 ones = torch.ones
 GIVEN: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "glu": (swiglu_glu, {"x": ones(2, 4), "w_gate": ones(3, 4), "w_up": ones(3, 4)}),
@@ -267,14 +294,14 @@ GIVEN: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "fg": (swiglu_fg_kernel, {"e": ones(1, 2, 3), "g": ones(1, 2, 3)}),
     "DWf": (swiglu_DWf_DW_dfg_kernel, {"DW": ones(2, 3), "e": ones(2, 3), "g": ones(2, 3)}),
 }
-GELU = {"activation": "gelu_tanh", "alpha": 2.0}
+GELU, SOFTCAP = {"activation": "gelu_tanh", "alpha": 2.0}, {"activation": "silu_softcap"}
 
 
 @pytest.mark.parametrize(
     ("name", "change", "error", "words"),
     [
         ("glu", {"x": 3}, TypeError, r"x: .*torch.Tensor, got int"),
-        ("glu", {"x": ones(2, 4).double()}, TypeError, r"x: expected one of .*, got torch.float64"),
+        ("glu", {"x": ones(2, 4).long()}, TypeError, r"x: expected one of .*, got torch.int64"),
         ("glu", {"x": ones(())}, ValueError, r"x: .*at least one dimension"),
         ("glu", {"x": ones(1).expand(2**31, 4)}, ValueError, r"x: .*up to 2147482624, got \(2147483648, 4\)"),
         ("glu", {"w_gate": ones(3, 4).half()}, TypeError, r"w_gate: expected torch.float32 .*, got torch.float16"),
@@ -284,10 +311,15 @@ GELU = {"activation": "gelu_tanh", "alpha": 2.0}
         ("glu", {"weight_grad": "both"}, ValueError, r"weight_grad: .*'triton', 'torch', 'none', 'auto', got 'both'"),
         ("glu", {"save": None}, ValueError, r"save: .*'preact', 'input', 'auto', got None"),
         ("glu", {"input_grad": "slow"}, ValueError, r"input_grad: .*'fused', 'two_step', 'torch', 'auto', got 'slow'"),
-        ("glu", {"activation": "relu"}, ValueError, r"activation: .*'silu', 'gelu_tanh', got 'relu'"),
+        ("glu", {"activation": "relu"}, ValueError, r"activation: .*'silu', 'gelu_tanh', .*, got 'relu'"),
         ("glu", {"gate_multiplier": "2"}, TypeError, r"gate_multiplier: .*number, got str"),
         ("glu", {"alpha": float("nan")}, ValueError, r"alpha: .*finite number, got nan"),
         ("glu", {"limit": -1}, ValueError, r"limit: .*at least 0, or None, got -1"),
+        ("glu", SOFTCAP, ValueError, r"limit: expected two numbers, of gate and up, with .*, got None"),
+        ("glu", SOFTCAP | {"limit": (4.0, 0)}, ValueError, r"limit: expected numbers above 0 .*, got \(4.0, 0\)"),
+        ("glu", SOFTCAP | {"limit": (4.0, "1")}, TypeError, r"limit\[1\]: expected a number, got str"),
+        ("glu", {"limit": (4.0, 1.0)}, TypeError, r"limit: expected a number, got tuple"),
+        ("glu", GELU | {"activation": "silu_clamp"}, ValueError, r"alpha: expected 1.0 .*'silu_clamp'.*, got 2.0"),
         ("glu", GELU, ValueError, r"alpha: expected 1.0 .*activation='gelu_tanh'.*'silu'.*, got 2.0"),
         ("glu", {"bias_gate": [1.0]}, TypeError, r"bias_gate: .*torch.Tensor, got list"),
         ("glu", {"bias_gate": ones(4)}, ValueError, r"bias_gate: .*\(3,\).*w_gate.*, got \(4,\)"),
@@ -302,7 +334,7 @@ GELU = {"activation": "gelu_tanh", "alpha": 2.0}
         ("mlp", {"chunk_tokens": 2.0}, TypeError, r"chunk_tokens: .*int or None, got float"),
         ("mlp", {"chunk_tokens": 0, "save": "input"}, ValueError, r"chunk_tokens: .*at least 1, or None, got 0"),
         ("mlp", {"chunk_tokens": 8, "save": "preact"}, ValueError, r"save: .*'input' or 'auto' .*=8, got 'preact'"),
-        ("silu_mul", {"gate": ones(2).double()}, TypeError, r"gate: expected one of .*, got torch.float64"),
+        ("silu_mul", {"gate": ones(2).double()}, TypeError, r"up: expected torch.float64 .*, got torch.float32"),
         ("silu_mul", {"up": ones(2).half()}, TypeError, r"up: expected torch.float32 .*, got torch.float16"),
         ("silu_mul", {"up": ones(3)}, ValueError, r"up: .*\(2,\).*gate.*, got \(3,\)"),
         ("silu_mul", {"up": ones(2, device="meta")}, ValueError, r"up: expected device cpu .*, got meta"),

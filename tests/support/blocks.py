@@ -18,6 +18,14 @@ GATES: dict[str, dict[str, Any]] = {
     "gpt-oss": GPT_OSS,
     "falcon-h1": {"gate_multiplier": 0.7},
     "gelu": {"activation": "gelu_tanh"},
+    "step-3.7": {"activation": "silu_clamp", "limit": 1.0},
+    "inkling-2": {"activation": "silu_softcap", "limit": (1.0, 2.0)},
+    "inkling-2, all at once": {
+        "activation": "silu_softcap",
+        "gate_multiplier": -1.5,
+        "limit": (4.0, 25.0),
+        "up_offset": 1.0,
+    },
     "gelu, all at once": {"activation": "gelu_tanh", "gate_multiplier": -1.5, "limit": 0.5, "up_offset": -0.25},
 }
 WITH_AUTO = [

@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,26 @@ def test_a_layout_that_would_lead_the_judge_out_of_its_memory_is_malformed(chang
 def test_a_layout_has_no_more_elements_than_the_weights() -> None:
     with pytest.raises(Malformed, match="more or fewer elements"):
         LayoutReport.checked({"sizes": {"w": [2**40, 3]}, "views": {"w_gate": VIEW}}).layout({"w_gate": (4, 3)})
+
+
+INTERPRETED = """
+import numpy, torch
+from triton import language as tl
+from triton.runtime import interpreter
+from swiglu_bench.worker.workbench import _round_bfloat16
+values = torch.cat([torch.randn(4096) * 10.0 ** torch.randint(-20, 20, (4096,)),
+                    torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.4e38, 1.00390625, 1.01171875])])
+def same():
+    bits = interpreter._convert_float(values.numpy(), tl.float32, tl.bfloat16, None)
+    got = torch.from_numpy(bits.astype(numpy.uint16).view(numpy.int16)).view(torch.bfloat16)
+    return torch.equal(got.nan_to_num(7), values.bfloat16().nan_to_num(7))
+print(same(), end=" ")
+_round_bfloat16(), _round_bfloat16()
+print(same())
+"""
+
+
+def test_an_interpreted_kernel_rounds_to_bfloat16_as_a_gpu_does() -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr

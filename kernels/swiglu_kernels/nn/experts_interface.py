@@ -12,16 +12,15 @@ asked to.
 import ctypes
 import functools
 import importlib
-import itertools
 import weakref
 from typing import Any
 
 import torch
 from torch import nn
 
+from swiglu_kernels.nn.gates import gate_shown
 from swiglu_kernels.ops.experts.operation import swiglu_experts
-from swiglu_kernels.ops.gate.definition import gate_mul
-from swiglu_kernels.ops.gate.formula import ACTIVATIONS, Formula
+from swiglu_kernels.ops.gate.formula import Formula, Limit
 from swiglu_kernels.runtime.internals import constant_in_graphs
 
 NAMES = {
@@ -31,7 +30,6 @@ NAMES = {
     ("fp8-rowwise", True): "swiglu_kernels_fp8_rowwise_recompute",
 }
 """What the implementation is called, by its precision and by whether gate and up are made again in the backward."""
-_TOLERANCE = 1e-5
 
 
 def register_experts() -> None:
@@ -54,7 +52,7 @@ def takes_part(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("_apply_gate", "has_gate", "is_transposed", "is_concatenated"))
 
 
-Gate = tuple[str, float, float | None, float]
+Gate = tuple[str, float, Limit, float]
 _gates: "weakref.WeakKeyDictionary[nn.Module, Gate | str]" = weakref.WeakKeyDictionary()
 
 
@@ -77,26 +75,13 @@ def _seen(module: Any) -> Gate | str:
         return "its experts have no gate"
     if getattr(module, "has_post_expert_norm", False):
         return "its experts' results are normalised before they are added up"
-    limits = [value for value in (getattr(module, name, None) for name in ("limit", "swiglu_limit")) if value]
-    alphas = [value for value in (getattr(module, name, None) for name in ("alpha", "swiglu_alpha")) if value]
-    with torch.no_grad():
-        reach = 4.0 * float(limits[0] if limits else 5.0)
-        numbers = torch.linspace(-reach, reach, 97, dtype=torch.float32, device="cpu")
-        gate, up = (grid.reshape(-1, 1) for grid in torch.meshgrid(numbers, numbers[::8], indexing="ij"))
-        both = torch.stack((gate, up), -1).flatten(1) if not module.is_concatenated else torch.cat((gate, up), -1)
-        try:
-            shown = module._apply_gate(both)
-        except Exception as error:
-            return f"its _apply_gate: {type(error).__name__}: {error}"
-        for activation, alpha, limit, offset in itertools.product(
-            ACTIVATIONS, {1.0, *map(float, alphas)}, [None, *map(float, limits)], (0.0, 1.0)
-        ):
-            if activation != "silu" and alpha != 1.0:
-                continue
-            options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit, "up_offset": offset}
-            if torch.allclose(shown, gate_mul(gate, up, **options), rtol=_TOLERANCE, atol=_TOLERANCE):
-                return activation, alpha, limit, offset
-    return f"its _apply_gate is none of the gates that {Formula.__name__} describes"
+    try:  # with gate and up of one feature each, the two orders of their columns are one
+        found = gate_shown(module, lambda gate, up: module._apply_gate(torch.cat((gate, up), -1)))
+    except Exception as error:
+        return f"its _apply_gate: {type(error).__name__}: {error}"
+    if found is None:
+        return f"its _apply_gate is none of the gates that {Formula.__name__} describes"
+    return found.activation, found.alpha, found.limit, found.up_offset
 
 
 def _forward(

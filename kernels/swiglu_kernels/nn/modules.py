@@ -15,7 +15,8 @@ All of them work under autocast, activation checkpointing, torch.compile(fullgra
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -99,9 +100,9 @@ def _backend(module: nn.Module) -> str:
 
     "triton, portable kernels only: ..." where the hand-scheduled ones for this GPU step aside, with the reason.
     """
-    device = next(module.parameters()).device
-    reason = why_aside(device)
-    return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
+    weight = next(module.parameters())
+    backend, reason = backend_for(weight), why_aside(weight.device)
+    return backend if reason is None or backend == "torch" else f"{backend}, portable kernels only: {reason}"
 
 
 def _known_by(weight: torch.Tensor) -> tuple[Any, ...]:
@@ -155,8 +156,8 @@ class FusedModule(KeepsCodes, nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
     options: Options
-    gate_activation: str = "silu"
-    """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
+    gate_options: Mapping[str, Any] = MappingProxyType({})
+    """Of the gate of an MLP, as `swiglu_mlp` takes them, such as activation="gelu_tanh"; `patch_model` finds them."""
     tensor_parallel: "Split | None" = None
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
 
@@ -187,7 +188,7 @@ class FusedModule(KeepsCodes, nn.Module):
     def extra_repr(self) -> str:
         """Return the options and the backend."""
         options = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(self.options).items())
-        options += "" if self.gate_activation == "silu" else f", activation={self.gate_activation!r}"
+        options += "".join(f", {name}={value!r}" for name, value in self.gate_options.items())
         split = "" if self.tensor_parallel is None else f", tensor_parallel={self.tensor_parallel}"
         return f"{options}, backend={self.backend!r}{split}"
 
@@ -232,12 +233,12 @@ class FusedModule(KeepsCodes, nn.Module):
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
-        how = {"activation": self.gate_activation, "weight_grad": weight_grad}
+        how = {**self.gate_options, "weight_grad": weight_grad}
         return self._call(swiglu_mlp, fp8.swiglu_mlp_fp8, x, weights, biases, **how)
 
     def _call(
         self, plain: Callable[..., torch.Tensor], of_codes: Callable[..., torch.Tensor], x: torch.Tensor,
-        weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], **how: str,
+        weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], **how: Any,
     ) -> torch.Tensor:  # fmt: skip
         """Call one of two operations, by the precision, with the options."""
         recipe, save = self.options.recipe, self.options.save
@@ -265,7 +266,7 @@ class FusedSwiGLU(FusedModule):
     Args:
         in_features, hidden_features: sizes of the last dimension of x and of the result.
         bias: give the projections biases.
-        device, dtype: of the parameters; float32, float16 or bfloat16.
+        device, dtype: of the parameters; float32, float16, bfloat16 or float64 (slowly, by the definition).
         options: how gradients are made, as in `swiglu_glu`.
             weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
             save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
@@ -401,7 +402,7 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
         options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute`, `backend` and `precision` of
             `swiglu_experts`; with "fp8-rowwise" weights are quantised in every call unless `keep_codes()`.
         device: of the parameters.
-        dtype: of the parameters; float32, float16 or bfloat16.
+        dtype: of the parameters; float32, float16, bfloat16 or float64 (slowly, by the definition).
 
     x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
     """

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from swiglu_kernels.nn.experts_interface import NAMES, gate_of, register_experts, takes_part
+from swiglu_kernels.nn.gates import gate_of_mlp
 from swiglu_kernels.nn.modules import (
     FusedModule,
     FusedSwiGLUMLP,
@@ -26,6 +27,7 @@ from swiglu_kernels.nn.modules import (
 )
 from swiglu_kernels.ops.experts import fp8_experts
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import KERNEL_DTYPES
 from swiglu_kernels.runtime.precision import float32_dot_precision
@@ -62,7 +64,7 @@ CHECK_REACH = (1.0, 10.0, 100.0)
 """Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
 _STOCK_EXPERTS = "_experts_implementation_before_patch"
-_OWN_ATTRIBUTES = frozenset({"options", "gate_activation", "tensor_parallel", _STOCK_CLASS})
+_OWN_ATTRIBUTES = frozenset({"options", "gate_options", "tensor_parallel", _STOCK_CLASS})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +109,10 @@ def patch_model(
     """Let the gated MLPs of a model run on the fused op, in place.
 
     Known are the MLPs of Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Phi-3. Any other module with `gate_proj`,
-    `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, and SiLU or GELU's
-    tanh approximation as its activation is taken if it passes a self-check: a few tokens through its own forward, in
-    both training modes, and through the fused module agree within what their dtype rounds. Experts of transformers 5
+    `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, is taken if its
+    forward shows one of the gates that `swiglu_glu` has (`nn/gates.py`) and it passes a self-check: a few tokens
+    through its own forward, in both training modes, and through the fused module agree within what their dtype rounds.
+    Experts of transformers 5
     run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other experts whose
     weights are stacked in one tensor are left alone, and the report names them.
 
@@ -157,7 +160,7 @@ def patch_model(
         if layout is None or reason is not None:
             left_alone.append(LeftAlone(path, name, reason or ""))
             continue
-        module.__dict__ |= _fused_attributes(module, options)
+        module.__dict__ |= _fused_attributes(module, layout, options)
         module.__class__ = layout.fused
         changed.append(Changed(path, name, layout.fused.__name__))
         without_kernels |= _without_kernels(module)
@@ -281,7 +284,7 @@ def unpatch(model: nn.Module) -> PatchReport:
             reason = f"it was {stock.__name__} and got this class after patch_model"
         else:
             module.__class__ = stock
-            for attribute in ("options", "gate_activation", _STOCK_CLASS):
+            for attribute in ("options", "gate_options", _STOCK_CLASS):
                 module.__dict__.pop(attribute, None)
             changed.append(Changed(path, name, stock.__name__))
             continue
@@ -303,10 +306,11 @@ def _check_classes(classes: Collection[str], candidates: list[nn.Module]) -> Non
         raise ValueError(f"classes: no MLP of the model is of class {', '.join(absent)}; the model has {found}")
 
 
-def _fused_attributes(module: nn.Module, options: Options) -> dict[str, Any]:
+def _fused_attributes(module: nn.Module, layout: Layout, options: Options) -> dict[str, Any]:
     attributes = {_STOCK_CLASS: type(module), "options": options}
-    _, activation = _activation(module)
-    return attributes if activation == "silu" else {**attributes, "gate_activation": activation}
+    gate = _gate(module, layout) or PLAIN
+    changed = {name: value for name, value in gate.options.items() if value != PLAIN.options[name]}
+    return {**attributes, "gate_options": changed} if changed else attributes
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Layout | None]]:
@@ -371,14 +375,19 @@ def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], option
     # Older transformers computed the MLP in slices then.
     if (getattr(getattr(module, "config", None), "pretraining_tp", None) or 1) > 1:
         yield "config.pretraining_tp is above 1"
-    if where is None:
-        yield f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
-    activation = getattr(module, str(where))
-    if known is None:
+    activation = getattr(module, str(where), None)
+    if isinstance(activation, nn.Module):
+        if (reason := why_not_bare(activation)) is not None:
+            yield f"{where}: {reason}"
+        if known is None and {*activation.parameters(), *activation.buffers()}:
+            yield f"{where}: its activation has parameters or buffers"
+    if _gate(module, layout) is None:
         own = getattr(activation, "__name__", type(activation).__name__)
-        yield f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
-    if isinstance(activation, nn.Module) and (reason := why_not_bare(activation)) is not None:
-        yield f"{where}: {reason}"
+        named = f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
+        what = (
+            named if where is None else f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
+        )
+        yield f"{what}, and its forward shows none of the kernels' gates"
     gated, down = [linears[name].weight for name in layout.gated], linears[layout.down].weight
     if options.recipe:
         sizes = gated[0].shape[1], down.shape[1], down.shape[0]
@@ -411,6 +420,13 @@ def _activation(module: nn.Module) -> tuple[str | None, str | None]:
     return name, ACTIVATION_CLASSES.get(type(activation).__name__) if isinstance(activation, nn.Module) else None
 
 
+def _gate(module: nn.Module, layout: Layout) -> Formula | None:
+    """Return the gate that a module's forward shows; else that of its activation, which the self-check may refuse."""
+    _, known = _activation(module)
+    shown = gate_of_mlp(module, layout.gated, layout.down)
+    return Formula(known) if shown is None and known is not None else shown
+
+
 def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
     """Run the self-check: a few tokens through the module's forward and the fused one; nothing of it remains."""
     first, down = getattr(module, layout.gated[0]).weight, getattr(module, layout.down).weight
@@ -425,7 +441,7 @@ def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
     with torch.no_grad(), torch.autocast(first.device.type, enabled=False), torch.random.fork_rng(cuda):
         try:
             x = _tokens(first[: down.shape[1]])
-            new = _twin(module, layout.fused, _fused_attributes(module, Options())).forward(x.clone())
+            new = _twin(module, layout.fused, _fused_attributes(module, layout, Options())).forward(x.clone())
             for training in (False, True):
                 old = _twin(module, type(module), {"training": training}).forward(x.clone())
                 reason = _difference(old, new, tolerance)

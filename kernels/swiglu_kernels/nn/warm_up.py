@@ -143,7 +143,9 @@ def _of_modules(model: nn.Module, top_k: int | None) -> list[Call]:
         alike: list[object] = [type(module)]
         alike += [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad) for leaf in own]
         if isinstance(module, FusedModule):
-            found[(*alike, module.options, module.gate_activation)] = [(module, partial(_zeros_like, own[0]), own)]
+            found[(*alike, module.options, *module.gate_options.items())] = [
+                (module, partial(_zeros_like, own[0]), own)
+            ]
         elif isinstance(module, FusedSwiGLUExperts) or (
             takes_part(module) and getattr(module.config, "_experts_implementation", None) in NAMES.values()
         ):

@@ -56,8 +56,10 @@ def backend_for(where: torch.Tensor | torch.device) -> Backend:
     Returns:
         `"triton"` on an NVIDIA GPU of compute capability 8.0 or newer, where Triton is installed;
         `"interpreter"` on every device when `TRITON_INTERPRET=1` was set before the import;
-        `"torch"` otherwise: the public functions then run the PyTorch reference.
+        `"torch"` otherwise, and for every float64 tensor: the public functions then run the PyTorch reference.
     """
+    if isinstance(where, torch.Tensor) and where.dtype is torch.float64:
+        return "torch"
     if INTERPRETING:
         return "interpreter"
     device = where.device if isinstance(where, torch.Tensor) else where

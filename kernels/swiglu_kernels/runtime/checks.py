@@ -10,17 +10,19 @@ from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.internals import tangents_possible
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (*KERNEL_DTYPES, torch.float64)
+"""Of public functions; float64 is computed by the definition (`backend_for`)."""
 
 # Tile numbers times tile sizes are 32-bit in the kernels; 1024 is more than any tile overhangs. Tensors may be larger.
 MAX_AXIS = 2**31 - 1024
 
 
 def check_tensor(name: str, value: object) -> torch.Tensor:
-    """Return `value` if it is a tensor of a dtype that the kernels compute in."""
+    """Return `value` if it is a tensor of a dtype that operations take."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    if value.dtype not in KERNEL_DTYPES:
-        expected = ", ".join(str(dtype) for dtype in KERNEL_DTYPES)
+    if value.dtype not in DTYPES:
+        expected = ", ".join(str(dtype) for dtype in DTYPES)
         raise TypeError(f"{name}: expected one of {expected}, got {value.dtype}")
     return value
 
@@ -161,6 +163,8 @@ def check_experts(
             f"top_k_index: expected a tensor of integers, got {getattr(index, 'dtype', type(index).__name__)}"
         )
     routing = check_tensor("top_k_weights", weights)
+    if routing.dtype is torch.float64 and x_tensor.dtype is not torch.float64:
+        raise TypeError(f"top_k_weights: expected float32 or 16 bits with x in {x_tensor.dtype}, got {routing.dtype}")
     if index.shape[:-1] != x_tensor.shape[:-1] or index.dim() != x_tensor.dim():
         lead = "".join(f"{size}, " for size in x_tensor.shape[:-1])
         raise ValueError(f"top_k_index: expected [{lead}k] to match x, got {tuple(index.shape)}")

@@ -33,6 +33,7 @@ TOKENS = (16, 64, 128, 512, 8192)
 """The ends of the rows of `rules.py`."""
 WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 28672))
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
+SOFTCAPPED = Formula("silu_softcap", limit=(4.0, 25.0))
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
 _NUMBERS = {
     "M", "N", "K", "H", "GROUP", "WIDE", "PRECISION", "PARTS", "PAIRS", "CHUNKS", "TILES", "EXPERTS", "TOKENS", "share",
@@ -71,6 +72,7 @@ def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch
     found = []
     for name, launch in sorted(launches, key=lambda named: _demand(named[1]))[::-1]:
         kernel, dtypes, *_, compiled_in = _kind(launch)
+        kernel += ", softcapped" * (("FORMULA", SOFTCAPPED.activation) in compiled_in)  # the longest of the formulas
         choices = {(name, value) for name, value in compiled_in if name != "FORMULA" and type(value) is not int}
         new = {(kernel, dtypes, choice) for choice in (None, *choices)} - met
         if new:
@@ -151,6 +153,10 @@ def _portable() -> Iterator[tuple[str, Launch]]:
     operands = _dense(512, 4096, 11008, formula=CLAMPED)
     yield "dX on the fly, clamped", operands.launch("input-grad-fused")
     yield "dW on the fly, clamped", operands.launch("weight-grad-fused")
+    operands.formula = SOFTCAPPED
+    for kernel in ("forward-preact", "mlp-hidden-grad"):
+        yield f"{TITLES[kernel]}, softcapped", operands.launch(kernel)
+    operands.formula = CLAMPED
     for kernel in ("silu_mul", "silu_mul backward", "silu_mul backward, h", "unsloth", "unsloth backward"):
         yield kernel, operands.launch(kernel)
 

@@ -110,7 +110,7 @@ def test_report_and_unpatch(family, dtype):
     assert report.left_alone == ()
     assert f"model.layers.1.mlp: {family}MLP -> {new_class}" in str(report)
     assert patch_model(model, save="input").changed == (), "unpatch first to change options"
-    assert first_mlp(model).gate_activation == ("gelu_tanh" if family == "Gemma" else "silu")
+    assert first_mlp(model).gate_options == ({"activation": "gelu_tanh"} if family == "Gemma" else {})
     assert list(model.state_dict()) == list(stock.state_dict())
     assert [(change.path, change.new_class) for change in unpatch(model).changed] == [change[:2] for change in changes]
     assert repr(model) == repr(stock)
@@ -237,6 +237,45 @@ def test_any_class_with_a_known_activation(activation):
     assert not seen
     assert mlp.training
     assert_as_accurate_as_eager("output", mlp(x).detach(), stock, truth, terms=80)
+
+
+GATED: dict[str, tuple[Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor], dict[str, Any]]] = {
+    "DeepseekV4": (
+        lambda mlp, gate, up: F.silu(gate.clamp(max=mlp.limit)) * up.clamp(min=-mlp.limit, max=mlp.limit),
+        {"limit": 1.0},
+    ),
+    "Step3p7": (
+        lambda mlp, gate, up: F.silu(gate).clamp(max=mlp.limit) * up.clamp(min=-mlp.limit, max=mlp.limit),
+        {"activation": "silu_clamp", "limit": 1.0},
+    ),
+    "without a limit": (lambda mlp, gate, up: F.silu(gate).clamp(max=mlp.limit) * up, {"limit": float("inf")}),
+    "gpt-oss": (
+        lambda mlp, gate, up: gate * torch.sigmoid(mlp.swiglu_alpha * gate) * (up + 1),
+        {"alpha": 1.5, "up_offset": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_gate_is_found_by_what_the_forward_does(name):
+    gate, expected = GATED[name]
+
+    def forward(mlp, x):
+        return mlp.down_proj(gate(mlp, mlp.gate_proj(x), mlp.up_proj(x)))
+
+    numbers = {"limit": expected.get("limit"), "swiglu_alpha": expected.get("alpha")}
+    mlp = type("Bounded", (GatedMLP,), {"forward": forward})(**numbers)
+    if name == "gpt-oss":
+        del mlp.act  # the module has no activation
+    x = 2 * torch.randn(64, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    stock = mlp(x).detach()
+    (changed,) = patch_model(mlp, classes=["Bounded"]).changed
+    assert changed.new_class == "FusedSwiGLUMLP"
+    assert mlp.gate_options == ({} if name == "without a limit" else expected)
+    torch.testing.assert_close(mlp(x), stock)
+    unpatch(mlp)
+    assert "gate_options" not in vars(mlp)
+    assert len(patch_model(mlp).changed) == 1  # by the self-check, too
 
 
 def altered(forward: Callable[..., object], **more: object) -> type[nn.Module]:

@@ -30,7 +30,7 @@ from swiglu_kernels.ops.experts.choice import PAIRS
 from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.gate.formula import check_formula, formula_of
+from swiglu_kernels.ops.gate.formula import Limit, check_formula, formula_of
 from swiglu_kernels.ops.glu.block import needs_backward, new
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
@@ -216,7 +216,7 @@ register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=9, prea
 def swiglu_experts(
     x: torch.Tensor, w_gate_up: fp8.Operand, w_down: fp8.Operand, top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
-    activation: str = "silu", alpha: float = 1.0, limit: float | None = None, up_offset: float = 0.0,
+    activation: str = "silu", alpha: float = 1.0, limit: Limit = None, up_offset: float = 0.0,
     interleaved: bool = False, recompute: bool = False, backend: str | None = None, precision: str = "bf16",
 ) -> torch.Tensor:  # fmt: skip
     """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
@@ -233,7 +233,8 @@ def swiglu_experts(
         top_k_index: [..., k], any integer dtype: the experts of each token. An index outside of 0 to experts - 1 is
             skipped: it adds nothing, and its weight has no gradient (expert parallelism marks experts on other ranks
             this way).
-        top_k_weights: [..., k], float32, float16 or bfloat16, any strides; autocast leaves it alone.
+        top_k_weights: [..., k], float32, float16 or bfloat16, float64 as well where x is; any strides; autocast leaves
+            it alone.
         b_gate_up: [experts, 2 * intermediate], any strides, or None.
         b_down: [experts, hidden_out], any strides, or None.
         activation, alpha, limit, up_offset: the gate, as for `swiglu_glu` (gpt-oss: "silu", 1.702, 7, 1).
@@ -257,7 +258,8 @@ def swiglu_experts(
         ValueError: shapes or devices do not fit together, or an option has an unknown value; precision asks for fp8,
             which the GPU or the sizes do not allow, or a gradient is wanted for a weight that was given quantised.
 
-    In 16 bits, where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
+    With precision="bf16", float64 operands, slowly, and those where no kernel can run (`backend_for(x) == "torch"`) are
+    computed by `reference.swiglu_experts`.
     """
     tensors, biases = (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down)
     gate, options = (activation, 1.0, alpha, limit, up_offset), (interleaved, recompute, backend, precision)

@@ -33,7 +33,7 @@ from swiglu_kernels.ops.fp8 import products
 from swiglu_kernels.ops.fp8.definition import RECIPES
 from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quantised, quantise_both, quantise_rows
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
-from swiglu_kernels.ops.gate.formula import check_formula
+from swiglu_kernels.ops.gate.formula import Limit, check_formula
 from swiglu_kernels.ops.glu import block
 from swiglu_kernels.ops.glu.block import SEPARATE, Chosen, Gradients, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO, SAVES
@@ -298,7 +298,7 @@ Operand = torch.Tensor | Quantised
 def swiglu_mlp_fp8(
     x: Operand, w_gate: Operand, w_up: Operand, w_down: Operand | None, bias_gate: torch.Tensor | None = None,
     bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None, *, recipe: str,
-    activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: float | None = None,
+    activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: Limit = None,
     up_offset: float = 0.0, weight_grad: str = AUTO, save: str = AUTO,
 ) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_mlp(x, w_gate, w_up, w_down, ...)` with the operands of every product in fp8.

@@ -5,7 +5,8 @@ With `s = sigmoid(gate)` and `f = gate * s` (SiLU), `z = f * up`, and for the up
     d_up   = dz * f
     d_gate = dz * up * df/dgate,   df/dgate = s * (1 + gate * (1 - s))
 
-The variants of the gate that `formula.py` defines replace the argument of the sigmoid and bound gate and up.
+The variants of the gate that `formula.py` defines replace the argument of the sigmoid and bound gate and up, or bound
+what SiLU yields.
 """
 
 from swiglu_kernels.ops.gate.formula import bounded, passes
@@ -19,6 +20,10 @@ def gated(gate, up, numbers, FORMULA: tl.constexpr):
     """Return silu(gate) * up for fp32 tiles, or what FORMULA says; the numbers are read by other formulas only."""
     if FORMULA == "silu":
         z = gate / (1.0 + tl.exp(-gate)) * up
+    elif FORMULA == "silu_clamp" or FORMULA == "silu_softcap":
+        multiplier, alpha, limit, up_offset = numbers
+        f, _, u, _ = _bounded_silu(gate * multiplier, up, alpha, limit, FORMULA)
+        z = f * (u + up_offset)
     else:
         multiplier, alpha, limit, up_offset = numbers
         gate, up = bounded(gate * multiplier, up, limit)
@@ -35,6 +40,11 @@ def gated_gradients(dz, gate, up, numbers, FORMULA: tl.constexpr):
         d_f = dz * s
         d_gate = d_f * up * (1.0 + gate * (1.0 - s))
         d_up = d_f * gate
+    elif FORMULA == "silu_clamp" or FORMULA == "silu_softcap":
+        multiplier, alpha, limit, up_offset = numbers
+        f, df, u, du = _bounded_silu(gate * multiplier, up, alpha, limit, FORMULA)
+        d_gate = dz * (u + up_offset) * df * multiplier
+        d_up = dz * f * du
     else:
         multiplier, alpha, limit, up_offset = numbers
         scaled = gate * multiplier
@@ -45,6 +55,32 @@ def gated_gradients(dz, gate, up, numbers, FORMULA: tl.constexpr):
         d_gate = tl.where(passes(scaled, limit), d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
         d_up = tl.where(passes(tl.abs(up), limit), d_f * g, 0.0)
     return d_gate, d_up
+
+
+@triton.jit
+def _bounded_silu(gate, up, alpha, limit, FORMULA: tl.constexpr):
+    """Return f, df/dgate, u and du/dup of z = f * u, where a bound is on f = silu(gate), or on its factor."""
+    s = tl.sigmoid(gate)
+    if FORMULA == "silu_clamp":
+        f = gate * s
+        df = tl.where(passes(f, limit), s * (1.0 + gate * (1.0 - s)), 0.0)
+        du = tl.where(passes(tl.abs(up), limit), 1.0, 0.0)
+        f, u = bounded(f, up, limit)
+    else:
+        of_gate, of_up = _tanh(gate / limit), _tanh(up / alpha)
+        f = limit * of_gate * s
+        df = s * (1.0 - of_gate * of_gate) + f * (1.0 - s)
+        u, du = alpha * of_up, 1.0 - of_up * of_up
+    return f, df, u, du
+
+
+@triton.jit
+def _tanh(x):
+    """Return tanh(x), as exact as fp32 is: below 0.5 by a polynomial that was fitted to it, since 1 - 1 is nothing."""
+    square = x * x
+    inner = x + x * square * (-0.3333331 + square * (0.13330513 + square * (-0.053391054 + square * 0.017999219)))
+    outer = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(x)) + 1.0)
+    return tl.where(tl.abs(x) < 0.5, inner, tl.where(x < 0.0, -outer, outer))
 
 
 @triton.jit

@@ -7,9 +7,14 @@
     activation="silu"        v(g) = alpha * g
     activation="gelu_tanh"   v(g) = 2 sqrt(2/pi) (g + 0.044715 g^3), since (1 + tanh(a)) / 2 = sigmoid(2 a)
 
+Two activations bound what SiLU yields, not the gate within its sigmoid:
+
+    activation="silu_clamp"    z = min(silu(scaled), limit) * (u + up_offset)
+    activation="silu_softcap"  z = c tanh(scaled / c) sigmoid(scaled) * (d tanh(up / d) + up_offset), limit=(c, d)
+
 The numbers reach the kernels as run-time arguments, so that a changed number never meets a kernel compiled for another;
-only the choice of the formula is compiled in. With every number at its default nothing is passed: plain SiLU stays as
-short as it can be.
+only the choice of the formula is compiled in. "silu_softcap" passes c as limit and d as alpha, which it does not have.
+With every number at its default nothing is passed: plain SiLU stays as short as it can be.
 """
 
 import dataclasses
@@ -26,7 +31,8 @@ from swiglu_kernels.runtime.checks import check_option, check_scalar
 
 # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
 BOUNDS_PASS = tl.constexpr(torch.__version__ < "2.14") if backend.TRITON_AVAILABLE else False
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh", "silu_clamp", "silu_softcap")
+Limit = float | tuple[float, float] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Formula:
     activation: str = "silu"
     gate_multiplier: float = 1.0
     alpha: float = 1.0
-    limit: float | None = None
+    limit: Limit = None
     up_offset: float = 0.0
 
     @property
@@ -47,8 +53,9 @@ class Formula:
     @property
     def numbers(self) -> tuple[float, float, float, float, float]:
         """It as numbers, for the schema of an operator; `formula_of` makes it again."""
-        limit = math.inf if self.limit is None else self.limit
-        return float(ACTIVATIONS.index(self.activation)), self.gate_multiplier, self.alpha, limit, self.up_offset
+        limit, alpha = self.limit if isinstance(self.limit, tuple) else (self.limit, self.alpha)
+        bound = math.inf if limit is None else limit
+        return float(ACTIVATIONS.index(self.activation)), self.gate_multiplier, alpha, bound, self.up_offset
 
     def arguments(self) -> dict[str, float | str | None]:
         """Return the kernel arguments `multiplier`, `alpha`, `limit`, `up_offset` and the constexpr FORMULA."""
@@ -56,7 +63,7 @@ class Formula:
         if self == PLAIN:
             return dict.fromkeys(names) | {"FORMULA": "silu"}
         numbers = dict(zip(names, map(float, self.numbers[1:]), strict=True))
-        return numbers | {"FORMULA": "gelu_tanh" if self.activation == "gelu_tanh" else "scaled_silu"}
+        return numbers | {"FORMULA": "scaled_silu" if self.activation == "silu" else self.activation}
 
 
 PLAIN = Formula()
@@ -67,14 +74,30 @@ def check_formula(
 ) -> Formula:
     """Return the gate of the options as a public function takes them."""
     check_option("activation", activation, ACTIVATIONS)
-    bound = None if limit is None else check_scalar("limit", limit)
+    bound = _check_limit(activation, limit)
     multiplier, alpha = check_scalar("gate_multiplier", gate_multiplier), check_scalar("alpha", alpha)
     formula = Formula(str(activation), multiplier, alpha, bound, check_scalar("up_offset", up_offset))
-    if formula.limit is not None and formula.limit < 0:
-        raise ValueError(f"limit: expected a number of at least 0, or None, got {limit!r}")
     if activation != "silu" and formula.alpha != 1.0:
         raise ValueError(f"alpha: expected 1.0 with activation={activation!r} (it belongs to 'silu'), got {alpha!r}")
-    return formula
+    return (
+        formula if bound is not None or activation != "silu_clamp" else dataclasses.replace(formula, activation="silu")
+    )
+
+
+def _check_limit(activation: object, limit: object) -> Limit:
+    if activation == "silu_softcap":
+        if not isinstance(limit, tuple) or len(limit) != 2:
+            raise ValueError(
+                f"limit: expected two numbers, of gate and up, with activation='silu_softcap', got {limit!r}"
+            )
+        caps = check_scalar("limit[0]", limit[0]), check_scalar("limit[1]", limit[1])
+        if min(caps) <= 0:
+            raise ValueError(f"limit: expected numbers above 0 with activation='silu_softcap', got {limit!r}")
+        return caps
+    bound = None if limit is None else check_scalar("limit", limit)
+    if bound is not None and bound < 0:
+        raise ValueError(f"limit: expected a number of at least 0, or None, got {limit!r}")
+    return bound
 
 
 def formula_of(numbers: Sequence[float]) -> Formula:
@@ -84,8 +107,10 @@ def formula_of(numbers: Sequence[float]) -> Formula:
 
 @functools.lru_cache
 def _formula_of(activation: float, gate_multiplier: float, alpha: float, limit: float, up_offset: float) -> Formula:
-    bound = None if limit == math.inf else limit
-    return Formula(ACTIVATIONS[int(activation)], gate_multiplier, alpha, bound, up_offset)
+    name = ACTIVATIONS[int(activation)]
+    if name == "silu_softcap":
+        return Formula(name, gate_multiplier, 1.0, (limit, alpha), up_offset)
+    return Formula(name, gate_multiplier, alpha, None if limit == math.inf else limit, up_offset)
 
 
 @triton.jit

@@ -162,8 +162,8 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     an elementwise operation of the same meaning.
 
     Args:
-        gate: any shape with at least one dimension; float32, float16 or bfloat16. A tensor whose last stride is 1 and
-            whose leading dimensions collapse into one (such as either half of a packed [tokens, 2 * intermediate]
+        gate: at least one dimension, of any sizes; float32, float16, bfloat16 or float64. A tensor whose last stride is
+            1 and whose leading dimensions collapse into one (such as either half of a packed [tokens, 2 * intermediate]
             matrix) is read as it is, any other layout is copied first.
         up: as gate, same shape, dtype and device.
 
@@ -174,7 +174,8 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         TypeError: an argument is not a tensor, or of another dtype than expected.
         ValueError: shapes or devices differ, or gate is a scalar.
 
-    Where no kernel can run (`backend_for(gate) == "torch"`), this is `reference.silu_mul`.
+    In float64, slowly, and where no kernel can run (`backend_for(gate) == "torch"`), this is `reference.silu_mul`,
+    which is differentiable any number of times.
     """
     gate, up = check_gate_up(gate, up)
     if backend_for(gate) == "torch":

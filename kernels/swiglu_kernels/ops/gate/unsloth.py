@@ -165,7 +165,7 @@ def swiglu_fg_kernel(e: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     Not differentiable: `unsloth_silu_mul` is. Source: Unsloth's function of this name.
 
     Args:
-        e: the gate, (batch, seq, hidden); float32, float16 or bfloat16. Non-contiguous input is copied.
+        e: the gate, (batch, seq, hidden); float32, float16, bfloat16 or float64. Non-contiguous input is copied.
         g: up, same shape, dtype and device.
 
     Raises:
@@ -219,7 +219,7 @@ def unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, *, overwrite: bool = 
     """Return `silu(gate) * up`, contiguous, through the Unsloth-style kernels, differentiable.
 
     Args:
-        gate: any shape with at least one dimension; float32, float16 or bfloat16. Non-contiguous input is copied.
+        gate: at least one dimension; float32, float16, bfloat16 or float64. Non-contiguous input is copied.
         up: same shape, dtype and device.
         overwrite: False: the backward works on copies of what was saved, and may run again. True: the backward works
             in place, as Unsloth does, and saves their memory: afterwards **gate holds the gradient of up, and up that
@@ -231,7 +231,8 @@ def unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, *, overwrite: bool = 
             overwrite is set.
         RuntimeError: in a second backward after overwrite=True, and with create_graph=True.
 
-    Where no kernel can run (`backend_for(gate) == "torch"`), this is `reference.silu_mul`, and nothing is overwritten.
+    In float64, slowly, and where no kernel can run (`backend_for(gate) == "torch"`), this is `reference.silu_mul`, and
+    nothing is overwritten.
     """
     gate, up = check_gate_up(gate, up)
     if not isinstance(overwrite, bool):

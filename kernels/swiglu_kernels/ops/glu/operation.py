@@ -19,7 +19,7 @@ in one fixed order.
 
 import torch
 
-from swiglu_kernels.ops.gate.formula import Formula
+from swiglu_kernels.ops.gate.formula import Formula, Limit
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
 from swiglu_kernels.ops.gate.operation import gate_gradients
 from swiglu_kernels.ops.glu import choice
@@ -147,7 +147,7 @@ GLU = GatedOperation("glu", 5, _forward, _backward)
 def swiglu_glu(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
     bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
-    limit: float | None = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
+    limit: Limit = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
     input_grad: str = "auto",
 ) -> torch.Tensor:  # fmt: skip
     """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: products and gate, on Hopper in one launch.
@@ -155,16 +155,18 @@ def swiglu_glu(
     Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).
 
     Args:
-        x: [..., hidden]; float32, float16 or bfloat16. Strides are taken as they are where the leading dimensions
-            collapse into one; otherwise x is copied. Under autocast all operands are cast to its dtype.
+        x: [..., hidden]; float32, float16, bfloat16 or float64. Strides are taken as they are where the leading
+            dimensions collapse into one; otherwise x is copied. Under autocast all operands are cast to its dtype.
         w_gate, w_up: [intermediate, hidden], any strides, dtype and device of x.
         bias_gate, bias_up: [intermediate], any stride, dtype and device of x; None: no bias.
-        activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with the tanh approximation).
+        activation: "silu" (SwiGLU), "gelu_tanh" (GeGLU with the tanh approximation), "silu_clamp" (Step-3.7) or
+            "silu_softcap" (Inkling-2); the latter two differ in what `limit` means.
         gate_multiplier: the gate's pre-activation, bias included, is multiplied by it (Falcon-H1).
         alpha: SiLU becomes gate * sigmoid(alpha * gate) (gpt-oss: 1.702); 1.0 with any other activation.
         limit: gate is bounded from above by it and up to [-limit, limit], after the multiplication (gpt-oss: 7); None:
             unbounded. Beyond a bound the gradient is zero; on it it passes until torch 2.13 and is zero later, as with
-            torch.clamp.
+            torch.clamp. "silu_clamp": silu(gate) is bounded from above, not gate. "silu_softcap": two numbers (c, d)
+            above 0; z = c tanh(gate / c) sigmoid(gate) * d tanh(up / d) (Inkling-2: 4 and 25).
         up_offset: added to up, after the bound (gpt-oss: 1).
         weight_grad: "triton" (one deterministic launch for both weight gradients), "torch" (d_gate and d_up are stored,
             PyTorch does the products), "none" (weights and biases are frozen, their gradients are None) or "auto".
@@ -187,8 +189,9 @@ def swiglu_glu(
         ValueError: shapes or devices do not fit together, an option has an unknown value, a number is not finite, or
             one dimension (not the number of elements) exceeds 2^31 - 1024.
 
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`; of the options that choose
-    how gradients are made, weight_grad="none" keeps its meaning.
+    In float64, slowly, and where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`, which
+    is differentiable any number of times; of the options that choose how gradients are made, weight_grad="none" keeps
+    its meaning.
     """
     gate = activation, gate_multiplier, alpha, limit, up_offset
     tensors, asked = (x, w_gate, w_up, bias_gate, bias_up), (weight_grad, save, input_grad)

@@ -11,6 +11,7 @@ through the same views of one tensor of its shape. The layouts, by name:
 
 import torch
 
+from swiglu_kernels.ops.gate.formula import Limit
 from swiglu_kernels.ops.glu.operation import GLU
 from swiglu_kernels.runtime.checks import check_option
 
@@ -19,7 +20,7 @@ LAYOUTS = ("packed", "interleaved", "transposed")
 
 def swiglu_glu_packed(
     x: torch.Tensor, w_gate_up: torch.Tensor, bias_gate_up: torch.Tensor | None = None, *, layout: str = "packed",
-    activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: float | None = None,
+    activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: Limit = None,
     up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto", input_grad: str = "auto",
 ) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_glu` of x and the two halves of one weight matrix, which is neither copied nor rearranged.

@@ -118,15 +118,20 @@ def store_gated(
     gate, up, outs, tile_n, tile_m, M, N, biases, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
-    """As `_store_gated`, in halves, one after the other: whole tiles spill registers."""
-    if BLOCK_N >= 64:
+    """As `_store_gated`, in halves, one after the other: whole tiles spill registers, of the longest formula halves."""
+    if BLOCK_N >= 64 or (FORMULA == "silu_softcap" and BLOCK_N >= 32):
         gates, ups = halves(gate), halves(up)
         for half in tl.static_range(2):
-            _store_gated(
-                gates[half], ups[half], outs, 2 * tile_n + half, tile_m, M, N,
-                biases, numbers, BLOCK_M, BLOCK_N // 2, WIDE,
-                STORE_PREACT, FORMULA,
-            )  # fmt: skip
+            if FORMULA == "silu_softcap" and BLOCK_N >= 64:
+                store_gated(
+                    gates[half], ups[half], outs, 2 * tile_n + half, tile_m, M, N, biases, numbers,
+                    BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
+                )  # fmt: skip
+            else:
+                _store_gated(
+                    gates[half], ups[half], outs, 2 * tile_n + half, tile_m, M, N, biases, numbers,
+                    BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
+                )  # fmt: skip
     else:
         _store_gated(
             gate, up, outs, tile_n, tile_m, M, N,

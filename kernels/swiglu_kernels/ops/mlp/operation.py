@@ -23,7 +23,7 @@ and rounded once. Where no weight or bias wants a gradient, the backward works t
 
 import torch
 
-from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels.ops.gate.formula import PLAIN, Formula, Limit
 from swiglu_kernels.ops.gate.operation import backward_launch as gate_backward_launch
 from swiglu_kernels.ops.glu.block import Chosen, GatedOperation, Gradients, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO
@@ -172,7 +172,7 @@ MLP = GatedOperation("mlp", 7, _forward, _backward)
 def swiglu_mlp(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor,
     bias_gate: torch.Tensor | None = None, bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None,
-    *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: float | None = None,
+    *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: Limit = None,
     up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto", input_grad: str = "auto",
     chunk_tokens: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
@@ -207,8 +207,8 @@ def swiglu_mlp(
     Raises:
         TypeError, ValueError: as for `swiglu_glu`; ValueError also where chunk_tokens is given with save="preact".
 
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all tokens at once; of the
-    options that choose how gradients are made, weight_grad="none" keeps its meaning.
+    In float64, slowly, and where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all
+    tokens at once; of the options that choose how gradients are made, weight_grad="none" keeps its meaning.
     """
     tensors = x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down
     gate = activation, gate_multiplier, alpha, limit, up_offset

@@ -46,6 +46,8 @@ def check(index: torch.Tensor, inputs: list[torch.Tensor], gate: dict | None = N
         (torch.float16, "transposed", GPT_OSS, True, True),
         (torch.bfloat16, "half", {}, False, False),
         (torch.float32, "contiguous", {"activation": "gelu_tanh"}, True, True),
+        (torch.bfloat16, "contiguous", {"activation": "silu_clamp", "limit": 1.0}, True, False),
+        (torch.float32, "half", {"activation": "silu_softcap", "limit": (1.0, 2.0)}, True, False),
     ],
 )
 def test_output_and_gradients(dtype, layout, gate, biased, recompute):
@@ -71,6 +73,7 @@ FEW = [
         (torch.float16, "transposed", {}, True),
         (torch.bfloat16, "half", GPT_OSS | {"interleaved": False}, False),
         (torch.bfloat16, "contiguous", {"activation": "gelu_tanh"}, True),
+        (torch.float32, "contiguous", {"activation": "silu_softcap", "limit": (1.0, 2.0)}, True),
     ],
 )
 @pytest.mark.parametrize("index", FEW, ids=lambda index: "x".join(map(str, index.shape)))

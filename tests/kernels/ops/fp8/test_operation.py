@@ -178,6 +178,7 @@ def value(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         ({"weight_grad": "triton"}, GPT_OSS, 7, "strided", torch.float16),
         ({"weight_grad": "torch", "save": "input"}, {"activation": "gelu_tanh"}, 7, "half", BFLOAT16),
         ({"save": "input"}, {"gate_multiplier": 0.7}, 4, "transposed", BFLOAT16),
+        ({}, {"activation": "silu_softcap", "limit": (1.0, 2.0)}, 7, "contiguous", BFLOAT16),
     ],
 )
 def test_output_and_gradients(options, gate, count, layout, dtype, recipe):

@@ -174,15 +174,35 @@ def test_the_gradient_on_and_beyond_the_bound_is_that_of_clamp(save):
     assert torch.equal(got[1][:, 0] == 0, stopped(grid[:, 1].abs(), 7) | (grid[:, 0] == 0))
 
 
+BOUNDED = [
+    {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0},
+    {"activation": "silu_clamp", "limit": 7.0},
+    {"activation": "silu_softcap", "limit": (4.0, 25.0)},
+]
+
+
+@pytest.mark.parametrize("options", BOUNDED, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_and_infinity_pass_the_bound_as_in_the_reference(dtype):
+def test_nan_and_infinity_pass_the_bound_as_in_the_reference(dtype, options):
     nan, inf = float("nan"), float("inf")
     pairs = torch.tensor([[nan, 1.0], [1.0, nan], [inf, 1.0], [1.0, inf], [1.0, -inf]], device=DEVICE, dtype=dtype)
     x = torch.ones(1, 1, device=DEVICE, dtype=dtype)
     gate, up = pairs.unbind(1)
-    options = {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0}
     expected = reference.swiglu_glu(x.double(), gate[:, None].double(), up[:, None].double(), **options).to(dtype)
     torch.testing.assert_close(swiglu_glu(x, gate[:, None], up[:, None], **options), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", BOUNDED[1:], ids=str)
+def test_small_and_large_values_and_their_gradients_keep_their_digits(options):
+    sizes = torch.logspace(-6, 2, 65, device=DEVICE)
+    values = torch.cat([sizes, -sizes[: len(sizes) * 3 // 4]])
+    x, leaves = torch.ones(1, 1, device=DEVICE), [values[:, None].clone().requires_grad_() for _ in range(2)]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    z, truth = swiglu_glu(x, *leaves, **options), reference.swiglu_glu(x.double(), *exact, **options)
+    torch.testing.assert_close(z.double(), truth, rtol=2e-6, atol=1e-12)
+    pairs = zip(*(torch.autograd.grad(out.sum(), own) for out, own in ((z, leaves), (truth, exact))), strict=True)
+    for got, expected in pairs:
+        torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=1e-5)  # 1 - tanh^2 cancels
 
 
 NUMBERS = {"gate_multiplier": [0.5, 2.0, 1], "alpha": [1.5, 0.5, 2], "limit": [0.5, 0.25, None], "up_offset": [1.0, -1]}
