@@ -399,7 +399,7 @@ def under(
         given = found[original]
         interpreter = Interpreter.of(python)
         there = dataclasses.replace(given, python=python, path=interpreter.path)
-        if (given.package or given.absent) and given.python != python:
+        if given.package and given.python != python:
             told = declared_there(there)
             there = dataclasses.replace(told, address=given.address, python=python, path=interpreter.path)
         found[name] = dataclasses.replace(there, name=name, original=original if name != original else "")
