@@ -166,9 +166,9 @@ def check_names(values: Mapping[str, Any]) -> None:
         matching([spec for spec in wanted if spec not in files], names, "--impl")
         if not files:
             matching(split(values.get("skip_impl"), "--skip-impl"), names, "--skip-impl")
-            if not (
-                values.get("packages") or values.get("pythons") or any(environments_of(values.get("shapes") or ""))
-            ):
+            shapes = values.get("shapes")
+            swept = environments_of(shapes) if isinstance(shapes, str) else ()
+            if not any((values.get("packages"), values.get("pythons"), *swept)):
                 check_baseline(values.get("baseline"), names)
 
 

@@ -25,6 +25,7 @@ import json
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 import tempfile
@@ -216,10 +217,15 @@ def put_in_front(layer: str) -> list[str]:
 
     Those that were imported from elsewhere are imported again when they are wanted; their names are returned.
     """
+    before, imported = list(sys.path), list(sys.modules)
     sys.path.insert(0, layer)
     importlib.invalidate_caches()
-    own = {Path(entry.name).stem.partition(".")[0] for entry in os.scandir(layer)}
-    found = [name for name in sys.modules if name.partition(".")[0] in own]
+    site.addsitedir(layer)  # with what its .pth files add, such as those of nvidia-cutlass-dsl
+    added = [folder for folder in sys.path if folder not in before]
+    sys.path[:] = [*added, *before]
+    own = {Path(entry.name).stem.partition(".")[0] for folder in added if os.path.isdir(folder)
+           for entry in os.scandir(folder)}  # fmt: skip
+    found = [name for name in imported if name.partition(".")[0] in own]
     for name in found:
         del sys.modules[name]
     return found

@@ -82,10 +82,11 @@ def test_an_interruption_keeps_the_pairs_so_far(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_file_that_is_there_is_kept_and_one_that_cannot_be_written_is_refused() -> None:
-    Path("n.csv").write_text("earlier pairs")
-    assert swiglu_bench(*NOISE).complaint == "--out: n.csv is already there; give a new file."
-    assert Path("n/noise.csv").read_text() == "earlier pairs"
-    assert swiglu_bench(*NOISE[:-1], "n.csv/pairs.csv").complaint == "--out: n.csv is a file; give a folder."
+    Path("n").mkdir()
+    Path("n/noise.csv").write_text("earlier\npairs\n")
+    assert swiglu_bench(*NOISE).complaint == "--out: n/noise.csv is there already; give another folder."
+    assert Path("n/noise.csv").read_text() == "earlier\npairs\n"
+    assert swiglu_bench(*NOISE[:-1], "n/noise.csv").complaint == "--out: n/noise.csv is a file; give a folder."
 
 
 def test_noise_on_this_machine() -> None:

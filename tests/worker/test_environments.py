@@ -251,6 +251,19 @@ def test_no_layer_has_the_suite_itself_and_without_uv_that_is_said(index: str, m
         environments.with_packages([pytorch.eager], ["eager@old=gate_of==2.0"], index)
 
 
+def test_folders_that_a_layer_s_files_name_are_found_first_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = tmp_path / "site-packages"
+    (layer / "inner").mkdir(parents=True)
+    (layer / "inner" / "only_inner.py").write_text("")
+    (layer / "some.pth").write_text("inner\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "only_inner", SimpleNamespace())
+    assert environments.put_in_front(str(layer)) == ["only_inner"]
+    assert sys.path[:2] == [str(layer), str(layer / "inner")]
+
+
 LIGER = """
 import torch
 from swiglu_bench import Step, implementation
