@@ -14,8 +14,11 @@ import pytest
 import torch
 from fake_nvml import FakeNvml, NVMLError, install
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import system as module
 from swiglu_bench.machine.system import THROTTLES, Gpu, LoadWatch, NoAnswer, look
+from swiglu_bench.options import TimingOptions
+from swiglu_bench.request import _locked
 from swiglu_bench.rows.record import GpuState, Load
 from swiglu_bench.worker.ahead import competitors
 
@@ -108,6 +111,25 @@ def test_a_state_has_the_units_of_its_names_and_lacks_only_what_is_not_answered(
     assert (card.state(), card.power_limit_w(), card.energy_j()) == (GpuState(1980, 120.5, 40, ""), 700.0, 5000.0)
     silent = gpu(monkeypatch, PowerUsage=NVMLError("Not Supported"), CurrentClocksEventReasons=None)
     assert silent.state() == GpuState(1980, None, 40, None)
+
+
+def test_a_clock_is_held_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, calls = gpu(monkeypatch), list[Any]()
+    card.nvml.nvmlDeviceSetGpuLockedClocks = lambda handle, *mhz: calls.append(mhz)
+    card.nvml.nvmlDeviceResetGpuLockedClocks = lambda handle: calls.append("reset")
+    with card.locked(1410):
+        assert calls == [(1410, 1410)]
+    assert calls == [(1410, 1410), "reset"]
+    monkeypatch.setattr("swiglu_bench.machine.system.Gpu", lambda device: card)
+    options = TimingOptions(lock_clocks=1410)
+    with _locked(options, CUDA):
+        assert len(calls) == 3
+    card.nvml.nvmlDeviceSetGpuLockedClocks = MagicMock(side_effect=NVMLError("Insufficient Permissions"))
+    refused = r"1410: the driver refuses it \(Insufficient Permissions\); run as root"
+    with pytest.raises(BadInput, match=refused), _locked(options, CUDA):
+        pass
+    with pytest.raises(BadInput, match="holds the clock of one GPU"), _locked(options, torch.device("cpu")):
+        pass
 
 
 def test_this_process_and_its_children_are_not_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,14 @@ def test_what_a_caller_feels_is_shown_for_few_tokens_or_when_asked() -> None:
         assert ("163.2 / 91 / 161.5" in text) == (text is all_of_them)
 
 
+def test_a_graph_whose_verdict_is_another_and_what_was_asked_for_are_shown_for_many_tokens() -> None:
+    row = {"tokens": 4096, "latency_us": 90.0, "verdict": "faster", "graph_ratio": 1.02}
+    assert "in a graph" not in shown(time_tables([a_record(**row, graph_verdict="faster")], 100), 100)
+    text = shown(time_tables([a_record(**row, graph_verdict="slower", hot_us=88.5, worst_new_ms=3.25)], 100), 100)
+    for part in ("in a graph 1.020x slower", "hot 88.5", "worst new token count 3.25 ms"):
+        assert part in unwrapped(text)
+
+
 CALM = {"stopped_by": "precision", "throttle": "", "other_processes": 0, "gpu_note": ""}
 
 

@@ -15,7 +15,7 @@ from courts import run_here
 from specimens import a_bare_record, a_record, small_case
 
 from swiglu_bench.cases.cases import Dtype, Mode, Shape
-from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
@@ -27,7 +27,8 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.tasks import time_row
 from swiglu_bench.tasks.case import Entry
-from swiglu_bench.tasks.time_row import measure_beside
+from swiglu_bench.tasks.selftest.specimen import slow
+from swiglu_bench.tasks.time_row import measure_beside, measure_new_tokens
 from swiglu_bench.worker import workbench
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.court import Court
@@ -74,10 +75,11 @@ def measured(
     place.judge.truth(drawn.draws[0], True)
     for one in implementations:
         contender = place.contender(one)
-        entries.append(Entry(one, a_record(implementation=one.name)))
+        entries.append(Entry(one, a_record(implementation=one.name, aa_ratio=1.0, aa_low=0.99, aa_high=1.01)))
         entries[-1].contender, entries[-1].gradients = contender, Admitting(place, case, drawn).build(contender)
     place.settings = dataclasses.replace(place.settings, device=torch.device("cuda", 0))
     measure_beside(place, case, entries, meter, lambda *_: None)  # type: ignore[arg-type]
+    measure_new_tokens(place, case, entries, lambda *_: None)
     return {entry.record.implementation: entry.record for entry in entries}
 
 
@@ -92,6 +94,37 @@ def test_every_figure_is_there_but_for_a_backward_alone(mode: Mode) -> None:
         assert record.graph_us is not None
         assert record.graph_reason == record.gpu_note == ""
         assert record.uj_per_token == pytest.approx(record.energy_j / 7 * 1e6)
+
+
+def test_ratios_in_a_graph_and_with_a_hot_cache_have_verdicts_of_their_own() -> None:
+    found = measured([pytorch.eager, slow], Mode.FORWARD, hot_beside=True)
+    assert (found["eager"].graph_ratio, found["eager"].hot_ratio, found["eager"].hot_verdict) == (None, None, "")
+    for kind in ("graph", "hot"):
+        us, ratio = getattr(found["slow"], f"{kind}_us"), getattr(found["slow"], f"{kind}_ratio")
+        assert us > getattr(found["eager"], f"{kind}_us")
+        assert (ratio > 1, getattr(found["slow"], f"{kind}_verdict")) == (True, "slower")
+    assert measured([pytorch.eager], Mode.FORWARD)["eager"].hot_us is None, "it was not asked for"
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+def test_the_longest_first_call_of_further_token_counts(mode: Mode) -> None:
+    counts = set[int]()
+
+    @implementation("once", scopes=["glu"], description="takes 40 ms where it has not seen a number of tokens")
+    def once(problem: Problem) -> Step:
+        step = pytorch.eager.build(problem)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if len(x) not in counts:
+                counts.add(len(x))
+                time.sleep(0.04)
+            return step.forward(x)
+
+        return Step(forward)
+
+    found = measured([pytorch.eager, once], mode, new_tokens=5)
+    assert len(counts - {7}) == 5
+    assert (found["eager"].worst_new_ms or 0) < 40 <= (found["once"].worst_new_ms or 0)
 
 
 def test_what_cannot_be_recorded_says_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
