@@ -162,6 +162,7 @@ def check_names(values: Mapping[str, Any]) -> None:
     files = [spec for spec in wanted if is_file(spec)]
     for spec in files:
         check_file(spec)
+    _check_elsewhere(values.get("packages") or (), values.get("pythons") or ())
     if not entry_point_addresses():
         matching([spec for spec in wanted if spec not in files], names, "--impl")
         if not files:
@@ -170,6 +171,15 @@ def check_names(values: Mapping[str, Any]) -> None:
             swept = environments_of(shapes) if isinstance(shapes, str) else ()
             if not any((values.get("packages"), values.get("pythons"), *swept)):
                 check_baseline(values.get("baseline"), names)
+
+
+def _check_elsewhere(packages: Sequence[str], named: Sequence[str]) -> None:
+    if packages or named:
+        from swiglu_bench.worker.environments import pythons, tagged
+
+        pythons(named)
+        for text in packages:
+            tagged(text)
 
 
 def check_baseline(name: str | None, names: Sequence[str]) -> None:

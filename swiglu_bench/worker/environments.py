@@ -171,13 +171,7 @@ def with_packages(
     """
     added: list[Implementation] = []
     for text in asked:
-        head, equals, packages = text.partition("=")
-        name, at, tags = head.strip().rpartition("@")
-        words = tags[1:-1].split(",") if tags.startswith("{") and tags.endswith("}") else [tags]
-        if not (equals and at and name and all(words) and packages.strip()):
-            raise BadInput(f"--with {text}: give NAME@TAG=REQUIREMENT, such as liger@old=liger-kernel==0.7.0.")
-        if len(words) > 1 and "{}" not in packages:
-            raise BadInput(f"--with {text}: the packages are the same for every tag; put {{}} where they differ.")
+        name, words, packages = tagged(text)
         found = [each for each in known if fnmatch.fnmatch(each.name, name)]
         if not found:
             names = [each.name for each in known]
@@ -185,7 +179,7 @@ def with_packages(
         elsewhere = next((each.name for each in found if each.python), "")
         if elsewhere:
             raise BadInput(f"--with {text}: {elsewhere} has an interpreter of its own; install packages there.")
-        for word in map(str.strip, words):
+        for word in words:
             requirements = packages.replace("{}", word).split()
             folder = _layer(requirements, find_links)
             for each in found:
@@ -194,6 +188,18 @@ def with_packages(
                     raise BadInput(f"--with {text}: the name {full!r} is taken, or no name; choose another tag.")
                 added.append(dataclasses.replace(each, name=full, original=each.name, layer=str(folder)))
     return added
+
+
+def tagged(text: str) -> tuple[str, list[str], str]:
+    """The name, the tags and the packages of one `--with`. Raises BadInput."""
+    head, equals, packages = text.partition("=")
+    name, at, tags = head.strip().rpartition("@")
+    words = tags[1:-1].split(",") if tags.startswith("{") and tags.endswith("}") else [tags]
+    if not (equals and at and name and all(words) and packages.strip()):
+        raise BadInput(f"--with {text}: give NAME@TAG=REQUIREMENT, such as liger@old=liger-kernel==0.7.0.")
+    if len(words) > 1 and "{}" not in packages:
+        raise BadInput(f"--with {text}: the packages are the same for every tag; put {{}} where they differ.")
+    return name, [word.strip() for word in words], packages
 
 
 def packages_of(implementation: Implementation) -> dict[str, str]:
