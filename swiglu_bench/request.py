@@ -32,7 +32,7 @@ from swiglu_bench.cases.cases import (
     parse_precisions,
     parse_tokens,
 )
-from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import BadInput, did_you_mean, matching
 from swiglu_bench.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 from swiglu_bench.rows import run_folder
 from swiglu_bench.show import text
@@ -144,7 +144,7 @@ def _locked(timing: TimingOptions | None, device: torch.device) -> Iterator[None
 
 def check_names(values: Mapping[str, Any]) -> None:
     """Tell a typo in the options of a command before torch is imported, which takes seconds. Raises BadInput."""
-    from swiglu_bench.cases.registry import check_file, entry_point_addresses, is_file, matching
+    from swiglu_bench.cases.registry import NOBODY, check_file, entry_point_addresses, is_file
     from swiglu_bench.cases.shapes import environments_of, load_shapes
     from swiglu_bench.contenders import ASYNC, CATALOGUE
     from swiglu_bench.machine.system import gpu_index
@@ -164,9 +164,9 @@ def check_names(values: Mapping[str, Any]) -> None:
         check_file(spec)
     _check_elsewhere(values.get("packages") or (), values.get("pythons") or ())
     if not entry_point_addresses():
-        matching([spec for spec in wanted if spec not in files], names, "--impl")
+        matching(names, [spec for spec in wanted if spec not in files], NOBODY.format("--impl"))
         if not files:
-            matching(split(values.get("skip_impl"), "--skip-impl"), names, "--skip-impl")
+            matching(names, split(values.get("skip_impl"), "--skip-impl"), NOBODY.format("--skip-impl"))
             shapes = values.get("shapes")
             swept = environments_of(shapes) if isinstance(shapes, str) else ()
             if not any((values.get("packages"), values.get("pythons"), *swept)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import fnmatch
+from collections.abc import Iterable, Sequence
 
 MOST_CHARACTERS = 300
 """Most characters of an exception's text in a row or a message."""
@@ -34,3 +35,14 @@ def one_line(error: BaseException) -> str:
     except Exception:  # a contender's own exception
         text = "its text cannot be read"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def matching(known: Sequence[str], patterns: Iterable[str], complaint: str) -> set[str]:
+    """Those of the known names that match any pattern, globs included; raises BadInput for a pattern without any."""
+    found: set[str] = set()
+    for pattern in patterns:
+        names = fnmatch.filter(known, pattern)
+        if not names:
+            raise BadInput(f"{complaint.format(pattern)}; {did_you_mean(pattern, known)}")
+        found.update(names)
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import importlib
 import importlib.metadata
 import importlib.util
@@ -13,10 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-from swiglu_bench.cases.errors import BadInput, did_you_mean, one_line
+from swiglu_bench.cases.errors import BadInput, matching, one_line
 from swiglu_bench.cases.implementation import Implementation
 
 ENTRY_POINT_GROUP = "swiglu_bench.implementations"
+NOBODY = "{}: no implementation is called {{!r}}"
+"""Of an option, the complaint about a name."""
 
 
 def _published() -> dict[str, EntryPoint]:
@@ -112,17 +113,6 @@ def is_file(spec: str) -> bool:
     return ".py:" in spec or spec.endswith(".py")
 
 
-def matching(patterns: Sequence[str], names: Sequence[str], option: str) -> set[str]:
-    """The names that an option's names and globs choose. Raises BadInput for one that chooses none."""
-    chosen: set[str] = set()
-    for pattern in patterns:
-        hits = fnmatch.filter(names, pattern)
-        if not hits:
-            raise BadInput(f"{option}: no implementation is called {pattern!r}; {did_you_mean(pattern, names)}")
-        chosen.update(hits)
-    return chosen
-
-
 def select(
     catalogue: Sequence[Implementation],
     wanted: Sequence[str] = (),
@@ -142,10 +132,10 @@ def select(
         raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
 
     files = [spec for spec in wanted if is_file(spec)]
-    keep = matching([spec for spec in wanted if spec not in files], names, "--impl")
+    keep = matching(names, [spec for spec in wanted if spec not in files], NOBODY.format("--impl"))
     if not wanted:
         keep = {known.name for known in catalogue if not known.on_request} if unasked is None else {*unasked}
-    keep -= matching(unwanted, names, "--skip-impl")
+    keep -= matching(names, unwanted, NOBODY.format("--skip-impl"))
     chosen = [known for known in catalogue if known.name in keep]
     for spec in files:
         check_file(spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from typer import Argument
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Case, Scope
-from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import matching
 from swiglu_bench.options import OUTPUT, SHAPE, TIMEOUT_S, WHAT, Device, JsonForm, option
 from swiglu_bench.rows.figures import token_text
 from swiglu_bench.show import text
@@ -91,11 +90,7 @@ def _choose(told: dict[str, Any], patterns: Sequence[str]) -> None:
     """Keep what names or globs choose. Raises BadInput for one that chooses nothing."""
     lists = {kind: told[kind] for kind in ("implementations", "shapes", "sweeps") if kind in told}
     names = [entry["name"] for listed in lists.values() for entry in listed]
-    chosen = set[str]()
-    for pattern in patterns:
-        if not (hits := fnmatch.filter(names, pattern)):
-            raise BadInput(f"NAME: nothing is called {pattern!r}; {did_you_mean(pattern, names)}")
-        chosen.update(hits)
+    chosen = matching(names, patterns, "NAME: nothing is called {!r}")
     told |= {kind: [entry for entry in listed if entry["name"] in chosen] for kind, listed in lists.items()}
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.cases import Mode
-from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import BadInput, did_you_mean, matching
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, ratio_interval, verdict
 from swiglu_bench.rows.figures import typed
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, TensorCheck, unique
@@ -131,17 +130,6 @@ class FinishedRun:
         if self.records and not kept:
             raise BadInput(f"{self.name} has no row that matches all filters; leave one of them out.")
         return FinishedRun(kept, self.about, self.place)
-
-
-def matching(known: Sequence[str], patterns: Iterable[str], complaint: str) -> set[str]:
-    """Those of the known names that match any pattern, globs included; raises BadInput for a pattern without any."""
-    found: set[str] = set()
-    for pattern in patterns:
-        names = fnmatch.filter(known, pattern)
-        if not names:
-            raise BadInput(f"{complaint.format(pattern)}; {did_you_mean(pattern, known)}")
-        found.update(names)
-    return found
 
 
 class Collected:

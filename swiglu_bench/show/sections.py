@@ -14,9 +14,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Self
 
-from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.errors import BadInput, matching
 from swiglu_bench.rows.figures import header, reason, together, tokens_text
-from swiglu_bench.rows.finished_run import STEPS, FinishedRun, case_of, latest, matching, read_run
+from swiglu_bench.rows.finished_run import STEPS, FinishedRun, case_of, latest, read_run
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
 from swiglu_bench.show.tables import cautions
