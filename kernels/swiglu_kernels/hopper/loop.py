@@ -451,6 +451,30 @@ if GLUON_MISSING is None:
         )
 
     @gluon.jit
+    def multiply_shared(
+        left, right, barriers, step, depth_tiles, dtype: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr
+    ):  # fmt: skip
+        """Run the main loop of this consumer's 2 BLOCK rows of one tile of 4; the other consumer has the other rows.
+
+        left, right: addresses of STAGES times 4 and 3 blocks [depth, BLOCK]. barriers, step: as of `multiply_half`.
+
+        Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones.
+        """
+        KIND: gl.constexpr = _kind(dtype)
+        LOOP: gl.constexpr = _main_loop(
+            4 * _BLOCK, 3 * _BLOCK, 2 * _BLOCK * ME, _BLOCK, 0, 192, 192, STAGES, -1, KIND, True, True
+        )
+        OPERANDS: gl.constexpr = _operands(192, 5)
+        return gl.inline_asm_elementwise(
+            LOOP,
+            OPERANDS,
+            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)],
+            dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
+            is_pure=False,
+            pack=32,
+        )
+
+    @gluon.jit
     def _addresses(pointer):
         """A pointer for every element of a block."""
         return gl.full([_BLOCK, _BLOCK], pointer.to(gl.int64, bitcast=True), gl.int64, BLOCK_LAYOUT)

@@ -17,7 +17,14 @@ from swiglu_kernels.ops.experts.routing import Routing, route
 from swiglu_kernels.ops.gate import operation as silu_mul
 from swiglu_kernels.ops.gate import unsloth
 from swiglu_kernels.ops.gate.formula import PLAIN
-from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed, portable_backward
+from swiglu_kernels.ops.glu import (
+    hopper_forward,
+    hopper_products,
+    hopper_row,
+    hopper_transposed,
+    hopper_weights,
+    portable_backward,
+)
 from swiglu_kernels.ops.glu.operation import multiply_and_gate, multiply_transposed, write_weight_grads
 from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
 from swiglu_kernels.ops.mlp import portable_mlp
@@ -181,6 +188,8 @@ def by_hand(kernel: str, at: Any, shares: Sequence[int] = (1, 3)) -> Iterator[tu
                 pairs = [(at.gate, at.x), (at.up, at.x)][:outputs]
                 made = [at.d_w_gate, at.d_w_up] if outputs == 2 else [at.d_w_gate]  # each is made when it is asked for
                 yield f"ping-pong dW of {outputs}", hopper_products.transposed_launch(pairs, made)
+                lefts = [left for left, _ in pairs]
+                yield f"cooperative dW of {outputs}", hopper_weights.weights_launch(at.x, lefts, made)
         case "hidden gradient":
             for lies, turns, wants_h in (
                 ("", _as_it_lies, False), ("", _as_it_lies, True), (", weights transposed", _across, True),

@@ -26,7 +26,7 @@ MOST = 24
 _SIDES = (16, 32, 64, 128, 256)
 GRID = {"rows": _SIDES, "columns": _SIDES, "depth": (32, 64, 128, 256), "warps": (4, 8), "stages": (2, 3, 4, 5, 6)}
 """What portable candidates are made of; the group of row tiles stays the shipped one's."""
-GROUPS = (8, 16, 32)
+GROUPS = (4, 8, 16, 32)
 """Of a hand-written schedule; its stages are the shipped ones or one fewer."""
 REGISTERS = (4, 128)
 """Of a thread's 255, for accumulators: below, threads have too little to do; above, the rest spills."""

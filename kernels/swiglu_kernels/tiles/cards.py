@@ -2,8 +2,8 @@
 
 A card of compute capability 9.0 that is not in that file takes the same forward, whose machine code and relative times
 were alike on an H100 and an H200, and PyTorch's products for weight gradients, until `swiglu-bench tune` ran on it.
-Of large layers the weight gradients by hand take 1.03 to 1.63 times as long as PyTorch's on an H100, from 512 tokens
-on (results/nvidia-h100/parts.csv); on an H200 they are faster.
+In the tiles of an H200, weight gradients by hand of large layers take 1.03 to 1.63 times as long as PyTorch's on an
+H100, whose L2 cache delivers less (results/nvidia-h100/parts.csv): there they have tiles of their own.
 """
 
 import functools
@@ -40,3 +40,15 @@ def _bounds(card: str) -> tuple[tuple[float, float], ...]:
 def weight_grad_by_hand(card: str, tokens: int, elements: int) -> bool:
     """Tell whether weight gradients by hand, sums over tokens, are faster than PyTorch's for hidden x intermediate."""
     return any(tokens <= most_tokens and elements <= most_elements for most_tokens, most_elements in _bounds(card))
+
+
+@constant_in_graphs
+def weight_grad_tile(card: str) -> dict[str, int]:
+    """Return the stages and the group of weight gradients by hand on a card, where they are not those of an H200."""
+    return dict(_measured().get(card, {}).get("weight_grad_tile", {}))
+
+
+@constant_in_graphs
+def cooperative_from(card: str) -> float:
+    """Return the elements of a weight from which on `hopper_weights.py` makes both gradients on a card."""
+    return float(_measured().get(card, {}).get("weight_grad_cooperative_from", math.inf))

@@ -28,15 +28,27 @@ def problem(card: str, tokens: int, hidden: int = 4096, intermediate: int = 1100
 @pytest.mark.parametrize(
     ("card", "tokens", "sizes", "by_torch"),
     [
-        (cards.H200, 8192, (4096, 11008), False), (H100, 256, (4096, 11008), False), (H100, 512, (4096, 11008), True),
-        (H100, 2048, (2880, 2880), False), (H100, 4096, (2880, 2880), True), (OTHER, 64, (4096, 11008), True),
-        (OTHER, 1, (4096, 11008), False),
+        (cards.H200, 8192, (4096, 11008), False), (H100, 256, (4096, 11008), False), (H100, 8192, (4096, 11008), False),
+        (OTHER, 64, (4096, 11008), True), (OTHER, 1, (4096, 11008), False),
     ],
 )  # fmt: skip
 def test_weight_gradients(card: str, tokens: int, sizes: tuple[int, int], by_torch: bool) -> None:
     at = problem(card, tokens, *sizes)
     assert weight_grad_is_by_torch(at) == by_torch
     assert (shipped("weight-grad", at) == BY_TORCH) == by_torch
+
+
+def test_tiles_of_weight_gradients_are_the_cards() -> None:
+    """Wide ones on an H100, where layers are large and their waves filled; narrow ones elsewhere."""
+    for card, sizes, expected in (
+        (H100, (4096, 11008), ("cooperative", 3, 16)), (H100, (5120, 17408), ("cooperative", 3, 16)),
+        (H100, (4096, 14336), ("ping-pong", 5, 4)), (H100, (2560, 9728), ("ping-pong", 5, 4)),
+        (cards.H200, (4096, 11008), ("ping-pong", 6, 8)),
+    ):  # fmt: skip
+        found = shipped("weight-grad", problem(card, 2048, *sizes))
+        assert (found.schedule, found.tile.stages, found.tile.group) == expected
+    found = shipped("mlp-weight-grad", problem(H100, 2048))
+    assert (found.schedule, found.tile.stages, found.tile.group) == ("ping-pong", 5, 4)
 
 
 def test_tuning_a_card_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed, hopper_weights
 from swiglu_kernels.runtime.backend import INTERPRETING, capability_of, card_of
 from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import cards, here
@@ -65,6 +65,8 @@ of those that do, but not of 128."""
 UNALIGNED_ROWS_ELEMENTS = 50_000_000
 """Of a weight, at most, for the former: of larger ones the L2 cache does not hold a sector of the gradient until its
 other part is written. A `glu` step of 36 million took 0.92 of torch.compile's, of 79 million 1.09."""
+MOST_SLOWER_WAVES = 1.02
+"""Of the time of the ping-pong schedule, what the waves of wide tiles may take by their sizes alone."""
 
 
 FORWARDS: dict[Schedule, str] = {
@@ -132,9 +134,19 @@ def product_choice(schedule: Schedule) -> Choice:
     return Choice(schedule, tile)
 
 
-def ping_pong(_: TileProblem) -> Choice:
-    """Return the schedule of transposed products, which have one."""
-    return product_choice("ping-pong")
+def ping_pong(at: TileProblem) -> Choice:
+    """Return the schedule of one transposed product, in the card's tile."""
+    choice = product_choice("ping-pong")
+    return replace(choice, tile=replace(choice.tile, **cards.weight_grad_tile(at.card)))
+
+
+def _weight_grad_by_hand(at: TileProblem) -> Choice:
+    """Return that of two: in wide tiles where the L2 cache is what takes the time, and they fill their waves as well."""
+    if at.hidden * at.intermediate >= cards.cooperative_from(at.card):
+        slower = hopper_weights.slower_waves(at.hidden, at.intermediate, at.multiprocessors)
+        if slower <= MOST_SLOWER_WAVES:
+            return Choice("cooperative", hopper_weights.TILE)
+    return ping_pong(at)
 
 
 def products_by_hand(admitted_as: str, *schedules: Schedule) -> dict[str, Any]:
@@ -184,8 +196,10 @@ KERNELS |= {
     ),
     "input-grad-fused": Kernel("tokens", 2, 3, 2, partial(_input_grad, on_the_fly=True), on_the_fly=True),
     "weight-grad": Kernel(
-        "intermediate", 2, 2, 1, _weight_grad, by_torch=weight_grad_is_by_torch, shipped_by_hand=ping_pong,
-        **products_by_hand("dW", "ping-pong"),
+        "intermediate", 2, 2, 1, _weight_grad, by_torch=weight_grad_is_by_torch,
+        shipped_by_hand=_weight_grad_by_hand,
+        by_hand=products_by_hand("dW", "ping-pong")["by_hand"] | {"cooperative": lambda at: (hopper_weights.TILE,)},
+        admitted_as={"ping-pong": "dW", "cooperative": "dW"},
     ),
     "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
 }  # fmt: skip
@@ -257,7 +271,9 @@ def weight_grad(
     at = here.problem_of(x, (*x.shape, gate.shape[1]))
     aside = hopper_products.why_not("dW", pairs, outs, at.capability) if dz is None else None
     aligned = vectorises(gate if dz is None else dz, gate, x, outs[0])
-    return here.choose(name, at, lookup(name, x, *at.sizes), aside, aligned)
+    choice = here.choose(name, at, lookup(name, x, *at.sizes), aside, aligned)
+    lies_across = any(matrix.stride(1) != 1 for pair in pairs for matrix in pair)
+    return ping_pong(at) if choice.schedule == "cooperative" and lies_across else choice
 
 
 def resolve(

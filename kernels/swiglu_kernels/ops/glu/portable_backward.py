@@ -25,7 +25,7 @@ from swiglu_kernels.ops.gate.arithmetic import (
     strided_tile,
 )
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.ops.glu import choice, hopper_products
+from swiglu_kernels.ops.glu import choice, hopper_products, hopper_weights
 from swiglu_kernels.ops.glu.portable_forward import tiled_launch
 from swiglu_kernels.runtime.backend import tl, triton
 from swiglu_kernels.runtime.launch import Launch
@@ -260,6 +260,8 @@ def weight_grad_launch(
     assert d_w_gate.stride() == d_w_up.stride(), "one pair of strides serves both"
     pairs, outs = [(gate, x), (up, x)], [d_w_gate, d_w_up]
     chosen = choice.weight_grad(pairs, outs, dz)
+    if chosen.schedule == "cooperative":
+        return hopper_weights.weights_launch(x, [gate, up], outs, chosen.tile)
     if chosen.schedule != "portable":
         return hopper_products.transposed_launch(pairs, outs, chosen.tile)
     tile, forming = _forming(chosen.tile, dz is not None, formula)

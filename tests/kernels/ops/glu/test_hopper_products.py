@@ -7,7 +7,7 @@ from on_hopper import needs_hopper
 
 from swiglu_kernels.hopper import admission, shared
 from swiglu_kernels.ops.glu import choice as glu_choice
-from swiglu_kernels.ops.glu import hopper_products
+from swiglu_kernels.ops.glu import hopper_products, hopper_weights
 from swiglu_kernels.ops.glu.hopper_products import LEAST_GATE_ELEMENTS, LEAST_GATE_TOKENS
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
@@ -150,6 +150,18 @@ class TestOnHopper:
         for out, (left, right) in zip(outs, pairs, strict=True):
             exact = left.t().double() @ right.double()
             assert_as_accurate_as_eager("out", out, left.t() @ right, exact, terms=tokens)
+
+    @pytest.mark.parametrize("across", [False, True], ids=["", "outputs across"])
+    @pytest.mark.parametrize("outputs", [1, 2])
+    @pytest.mark.parametrize("shape", [(8, 8, 8), (72, 520, 264), (1001, 1000, 520), (2048, 4096, 3000)])
+    def test_wide_tiles(self, shape, outputs: int, across: bool) -> None:
+        K, M, N = shape
+        a, *bs = (self.random(K, columns, torch.bfloat16) for columns in (M, *[N] * outputs))
+        outs = [torch.full((M, N) if across else (N, M), float("nan"), dtype=a.dtype, device="cuda") for _ in bs]
+        outs = [out.t() if across else out for out in outs]
+        hopper_weights.weights_launch(a, bs, outs).run()
+        for out, b in zip(outs, bs, strict=True):
+            assert_as_accurate_as_eager("out", out, b.t() @ a, b.t().double() @ a.double(), terms=K)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("shape", [(8, 8, 8), (520, 264, 72), (4104, 3000, 1376), (8192, 4096, 1408)])

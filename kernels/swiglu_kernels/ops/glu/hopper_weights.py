@@ -1,0 +1,191 @@
+"""Weight gradients, hand-scheduled for Hopper (compute capability 9.0), in Gluon: A^T B_0 and A^T B_1 in one launch.
+
+M columns of A, N of each B, K rows, which are tokens and summed over. A tile has 256 columns of A, half for each
+consumer, and 192 of B: 110 operations for each byte that is read from the L2 cache. With tiles of 128 x 128, which
+have 64, an H100's L2 cache is what takes the time. Both B are one matrix of blocks of 64 columns, so that no tile ends
+where the first one does. Programs, producer and main loop are those of `hopper_forward.py`; both consumers read every
+stage, as in `hopper_row.py`.
+
+Measured on an H100 and an H200: NOTES.md.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from swiglu_kernels.hopper import buffers, shared
+from swiglu_kernels.hopper.loop import BLOCK
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor
+from swiglu_kernels.runtime.backend import multiprocessors
+from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.ops.glu import hopper_products
+from swiglu_kernels.tiles.rules import Tile, waves
+
+LEFT, RIGHT = 4, 3
+"""Blocks of a tile."""
+STAGES, GROUP, BUFFERS = 3, 16, 3
+TILE = Tile(LEFT * BLOCK, RIGHT * BLOCK, BLOCK, CONSUMER_WARPS, STAGES, GROUP)
+"""What is shipped; stages and group may differ."""
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+    from swiglu_kernels.hopper.buffers import set_up
+    from swiglu_kernels.hopper.loop import multiply_shared
+    from swiglu_kernels.hopper.shared import load, position, start, synchronize, write
+
+    _BLOCK, _LEFT, _RIGHT, _BUFFERS = (gl.constexpr(size) for size in (BLOCK, LEFT, RIGHT, BUFFERS))
+
+    @gluon.jit
+    def _place(block, N, OUTPUTS: gl.constexpr):
+        """Return where a block of both B begins in its own, and whether that is the second one."""
+        blocks = gl.cdiv(N, _BLOCK)
+        block = min(block, OUTPUTS * blocks - 1)  # what is behind the last block is that one again
+        second = OUTPUTS == 2 and block >= blocks
+        return start(gl.where(second, block - blocks, block), _BLOCK, N), second
+
+    @gluon.jit
+    def _produce(
+        given, barriers, M, N, row_tiles, column_tiles, depth_tiles,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr,
+    ):  # fmt: skip
+        a, b_0, b_1, a_ring, b_ring = given
+        step = 0
+        for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+            row, column = position(tile, row_tiles, column_tiles, GROUP)
+            for depth in range(depth_tiles):
+                stage = step % STAGES
+                at = depth * _BLOCK
+                full = barriers.index(stage)
+                mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
+                mbarrier.expect(full, (_LEFT + _RIGHT) * _BLOCK * _BLOCK * 2)  # elements of 16 bits
+                for number in gl.static_range(_LEFT):
+                    first = start(min(_LEFT * row + number, gl.cdiv(M, _BLOCK) - 1), _BLOCK, M)
+                    load(a, [at, first], full, a_ring.index(_LEFT * stage + number))
+                for number in gl.static_range(_RIGHT):
+                    first, second = _place(_RIGHT * column + number, N, OUTPUTS)
+                    block = b_ring.index(_RIGHT * stage + number)
+                    if second:
+                        load(b_1, [at, first], full, block)
+                    else:
+                        load(b_0, [at, first], full, block)
+                step += 1
+
+    @gluon.jit
+    def _put(value, out_0, out_1, row, place, buffer, TRANSPOSED: gl.constexpr):
+        """Store a block; `place` is its column and whether it is one of the second output."""
+        column, second = place
+        at = [column, row] if TRANSPOSED else [row, column]
+        if TRANSPOSED:
+            value = value.permute((1, 0))
+        if second:
+            write(value, out_1, at[0], at[1], buffer, _BUFFERS - 1)
+        else:
+            write(value, out_0, at[0], at[1], buffer, _BUFFERS - 1)
+
+    @gluon.jit
+    def _consume(
+        given, M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr, TRANSPOSED: gl.constexpr,
+    ):  # fmt: skip
+        out_0, out_1, a_at, b_at, barriers_at, buffers = given
+        FIRST: gl.constexpr = ME * _BUFFERS
+        programs = gl.num_programs(0)
+        tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
+        for number in range(tiles):
+            row, column = position(gl.program_id(0) + number * programs, row_tiles, column_tiles, GROUP)
+            upper_0, upper_1, upper_2, lower_0, lower_1, lower_2 = multiply_shared(
+                a_at, b_at, barriers_at, number * depth_tiles, depth_tiles, out_0.dtype, ME, STAGES
+            )
+            last = gl.cdiv(M, _BLOCK) - 1
+            upper = start(min(_LEFT * row + 2 * ME, last), _BLOCK, M)
+            lower = start(min(_LEFT * row + 2 * ME + 1, last), _BLOCK, M)
+            place_0 = _place(_RIGHT * column, N, OUTPUTS)
+            place_1 = _place(_RIGHT * column + 1, N, OUTPUTS)
+            place_2 = _place(_RIGHT * column + 2, N, OUTPUTS)
+            _put(upper_0, out_0, out_1, upper, place_0, buffers.index(FIRST), TRANSPOSED)
+            _put(upper_1, out_0, out_1, upper, place_1, buffers.index(FIRST + 1), TRANSPOSED)
+            _put(upper_2, out_0, out_1, upper, place_2, buffers.index(FIRST + 2), TRANSPOSED)
+            _put(lower_0, out_0, out_1, lower, place_0, buffers.index(FIRST), TRANSPOSED)
+            _put(lower_1, out_0, out_1, lower, place_1, buffers.index(FIRST + 1), TRANSPOSED)
+            _put(lower_2, out_0, out_1, lower, place_2, buffers.index(FIRST + 2), TRANSPOSED)
+        tma.store_wait(0)
+
+    @gluon.jit(do_not_specialize=SIZES)
+    def _weights_kernel(
+        a, b_0, b_1, out_0, out_1, M, N, K, STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr,
+        TRANSPOSED: gl.constexpr,
+    ):  # fmt: skip
+        row_tiles, depth_tiles = gl.cdiv(M, _LEFT * _BLOCK), gl.cdiv(K, _BLOCK)
+        column_tiles = gl.cdiv(OUTPUTS * gl.cdiv(N, _BLOCK), _RIGHT)
+        a_ring = gl.allocate_shared_memory(a.dtype, [_LEFT * STAGES, _BLOCK, _BLOCK], a.layout)
+        b_ring = gl.allocate_shared_memory(a.dtype, [_RIGHT * STAGES, _BLOCK, _BLOCK], b_0.layout)
+        buffers = gl.allocate_shared_memory(out_0.dtype, [2 * _BUFFERS, _BLOCK, _BLOCK], out_0.layout)
+        a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=False)
+        fence_async_shared()
+        synchronize()
+        given = (out_0, out_1, a_at, b_at, barriers_at, buffers)
+        sizes = (M, N, row_tiles, column_tiles, depth_tiles)
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (
+                        given, M, N, row_tiles, column_tiles, depth_tiles, 0, STAGES, GROUP, OUTPUTS, TRANSPOSED,
+                    ),
+                ),
+                (
+                    _consume,
+                    (
+                        given, M, N, row_tiles, column_tiles, depth_tiles, 1, STAGES, GROUP, OUTPUTS, TRANSPOSED,
+                    ),
+                ),
+                (
+                    _produce,
+                    (
+                        (a, b_0, b_1, a_ring, b_ring), barriers, M, N, row_tiles, column_tiles, depth_tiles,
+                        STAGES, GROUP, OUTPUTS,
+                    ),
+                ),
+            ],
+            [4, 1],  # warps of the second consumer and of the producer
+            [240, 24],  # their registers; the first consumer gets the rest, 240
+        )  # fmt: skip
+
+
+def slower_waves(hidden: int, intermediate: int, processors: int) -> float:
+    """Return how large the waves of both gradients' tiles are, over those of `hopper_products.py`'s tiles."""
+    blocks, of_right = -(-intermediate // BLOCK), RIGHT * BLOCK
+    wide = waves(hidden, 2 * blocks * BLOCK, TILE.rows, of_right, processors) * TILE.rows * of_right
+    side = hopper_products.TILE
+    return wide / (waves(hidden, 2 * -(-intermediate // side) * side, side, side, processors) * side * side)
+
+
+def weights_launch(
+    a: torch.Tensor, bs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], tile: Tile | None = None
+) -> Launch:
+    """Describe the launch that writes B^T A for one B or two.
+
+    Args:
+        a: [K, M], with a last stride of 1, as of all B.
+        bs: one or two [K, N].
+        outs: as many [N, M], of the same strides, of which one is 1; written.
+        tile: its stages and its group are taken; None: as shipped.
+    """
+    (K, M), N = a.shape, bs[0].shape[1]
+    transposed = outs[0].stride(1) == 1
+    tiles = -(-M // (LEFT * BLOCK)) * -(-(len(bs) * -(-N // BLOCK)) // RIGHT)
+    blocks = {"a": a, "b_0": bs[0], "b_1": bs[-1], "out_0": outs[0], "out_1": outs[-1]}
+    stages, group = (tile.stages, tile.group) if tile else (STAGES, GROUP)
+    return Launch(
+        kernel=_weights_kernel,
+        grid=(min(tiles, multiprocessors(a.device)),),
+        arguments={name: descriptor(matrix, BLOCK, BLOCK) for name, matrix in blocks.items()}
+        | {"M": M, "N": N, "K": K, "STAGES": stages, "GROUP": group, "OUTPUTS": len(bs)}
+        | {"TRANSPOSED": transposed},
+        num_warps=CONSUMER_WARPS,
+        num_stages=stages,
+        traps=buffers.lost("ops/glu/hopper_weights.py"),
+    )
