@@ -141,7 +141,7 @@ def ping_pong(at: TileProblem) -> Choice:
 
 
 def _weight_grad_by_hand(at: TileProblem) -> Choice:
-    """Return that of two: in wide tiles where the L2 cache is what takes the time, and they fill their waves as well."""
+    """Return that of two: in wide tiles where the L2 cache takes the time and they fill their waves as well."""
     if at.hidden * at.intermediate >= cards.cooperative_from(at.card):
         slower = hopper_weights.slower_waves(at.hidden, at.intermediate, at.multiprocessors)
         if slower <= MOST_SLOWER_WAVES:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
-from swiglu_kernels.hopper import buffers, shared
+from swiglu_kernels.hopper import buffers
 from swiglu_kernels.hopper.loop import BLOCK
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor
+from swiglu_kernels.ops.glu import hopper_products
 from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.ops.glu import hopper_products
 from swiglu_kernels.tiles.rules import Tile, waves
 
 LEFT, RIGHT = 4, 3
