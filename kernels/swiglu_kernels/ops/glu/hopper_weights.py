@@ -127,7 +127,6 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         given = (out_0, out_1, a_at, b_at, barriers_at, buffers)
-        sizes = (M, N, row_tiles, column_tiles, depth_tiles)
         gl.warp_specialize(
             [
                 (
