@@ -244,6 +244,8 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
+        operands = (x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers)
+        sizes = (M, N, row_tiles, column_tiles, depth_tiles)
         given_1 = (
             z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
             of_codes, other_scales, M, N, row_tiles, column_tiles, depth_tiles, x,
@@ -256,13 +258,7 @@ if GLUON_MISSING is None:
             [
                 (_consume, (given, 0, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
                 (_consume, (given_1, 1, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
-                (
-                    produce,
-                    (
-                        (x, w_gate, w_up, w_gate_rest, w_up_rest), x_ring, w_ring, barriers, M, N, row_tiles,
-                        column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
-                    ),
-                ),
+                (produce, (operands, sizes, COLUMNS, STAGES, GROUP)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240

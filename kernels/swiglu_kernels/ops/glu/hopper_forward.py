@@ -62,15 +62,13 @@ if GLUON_MISSING is None:
         return tile * COLUMNS if COLUMNS == 2 * _WIDE else start(tile, COLUMNS, N)
 
     @gluon.jit
-    def produce(
-        operands, x_ring, w_ring, barriers, M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr,
-        STAGES: gl.constexpr, GROUP: gl.constexpr,
-    ):  # fmt: skip
+    def produce(operands, sizes, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
         """Fill the ring with the stages of this program's tiles, in turn.
 
         Of twice WIDE columns a stage has four tiles of weights, two of each.
         """
-        x, w_gate, w_up, w_gate_rest, w_up_rest = operands
+        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers = operands
+        M, N, row_tiles, column_tiles, depth_tiles = sizes
         LAST: gl.constexpr = COLUMNS - _WIDE
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
         EACH: gl.constexpr = 4 if WHOLE else 3
@@ -127,10 +125,11 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        given, M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
+        given, sizes, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         z, gate_out, up_out, x_at, w_at, barriers_at, buffers = given
+        M, N, row_tiles, column_tiles, depth_tiles = sizes
         FIRST: gl.constexpr = ME * _BUFFERS
         programs = gl.num_programs(0)
         tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
@@ -161,28 +160,14 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
+        operands = (x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers)
         given = (z, gate_out, up_out, x_at, w_at, barriers_at, buffers)
+        sizes = (M, N, row_tiles, column_tiles, depth_tiles)
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        given, M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        given, M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
-                    ),
-                ),
-                (
-                    produce,
-                    (
-                        (x, w_gate, w_up, w_gate_rest, w_up_rest), x_ring, w_ring, barriers, M, N, row_tiles,
-                        column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
-                    ),
-                ),
+                (_consume, (given, sizes, 0, COLUMNS, STAGES, GROUP, STORE_PREACT)),
+                (_consume, (given, sizes, 1, COLUMNS, STAGES, GROUP, STORE_PREACT)),
+                (produce, (operands, sizes, COLUMNS, STAGES, GROUP)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240

@@ -78,13 +78,12 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        given, ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-        A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr, LAST: gl.constexpr,
+        given, tiles, ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
+        GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr,
+        OUTPUTS: gl.constexpr, LAST: gl.constexpr,
     ):  # fmt: skip
-        (
-            a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty, row_tiles,
-            column_tiles, depth_tiles,
-        ) = given  # fmt: skip
+        a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty = given
+        row_tiles, column_tiles, depth_tiles = tiles
         step = 0
         for tile in range(gl.program_id(0), OUTPUTS * row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, OUTPUTS * row_tiles, column_tiles, GROUP)
@@ -182,14 +181,12 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        given, ME: gl.constexpr, ROWS: gl.constexpr, TILE: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
-        GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
-        GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr, LAST: gl.constexpr,
+        given, of_all, ME: gl.constexpr, ROWS: gl.constexpr, TILE: gl.constexpr, PART: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr,
+        OUTPUTS: gl.constexpr, GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr, LAST: gl.constexpr,
     ):  # fmt: skip
-        (
-            out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded, row_tiles, column_tiles,
-            depth_tiles,
-        ) = given  # fmt: skip
+        out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded = given
+        row_tiles, column_tiles, depth_tiles = of_all
         COOPERATIVE: gl.constexpr = ROWS == 2 * TILE
         LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
         programs, steps = gl.num_programs(0), TERMS * depth_tiles
@@ -279,36 +276,22 @@ if GLUON_MISSING is None:
             mbarrier.init(turn.index(consumer), count=1)
             mbarrier.init(loaded.index(consumer), count=1)
         fence_async_shared()
-        given = (
-            out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded, row_tiles, column_tiles,
-            depth_tiles,
-        )  # fmt: skip
+        given = (out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded)
+        operands = (a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty)
+        tiles = (row_tiles, column_tiles, depth_tiles)
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        given, 0, ROWS, TILE, PART, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
-                        ADD, LAST,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        given, 1, ROWS, TILE, PART, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
-                        ADD, LAST,
-                    ),
-                ),
-                (
-                    _produce,
-                    (
-                        (
-                            a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty,
-                            row_tiles, column_tiles, depth_tiles,
-                        ),
-                        ROWS, TILE, DEPTH, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, LAST,
-                    ),
-                ),
+                (_consume, (
+                    given, tiles, 0, ROWS, TILE, PART, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                    ADD, LAST,
+                )),
+                (_consume, (
+                    given, tiles, 1, ROWS, TILE, PART, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                    ADD, LAST,
+                )),
+                (_produce, (
+                    operands, tiles, ROWS, TILE, DEPTH, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, LAST,
+                )),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240

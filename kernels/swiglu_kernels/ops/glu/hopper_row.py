@@ -60,9 +60,9 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _load_stage(
-        x, w_gate, w_up, ring, barriers, step, N, depth_tiles,
-        TOKENS: gl.constexpr, COLUMNS: gl.constexpr, W_UNITS: gl.constexpr, STAGES: gl.constexpr,
-    ):  # fmt: skip
+        given, step, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, W_UNITS: gl.constexpr, STAGES: gl.constexpr
+    ):
+        x, w_gate, w_up, ring, barriers, N, depth_tiles = given
         X_UNITS: gl.constexpr = _ROWS // _UNIT
         stage = step % STAGES
         first = start(gl.program_id(0) + step // depth_tiles * gl.num_programs(0), COLUMNS, N)
@@ -76,12 +76,12 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        x, w_gate, w_up, ring, barriers, steps, N, depth_tiles,
-        TOKENS: gl.constexpr, COLUMNS: gl.constexpr, W_UNITS: gl.constexpr, STAGES: gl.constexpr,
-    ):  # fmt: skip
+        given, steps, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, W_UNITS: gl.constexpr, STAGES: gl.constexpr
+    ):
+        barriers = given[4]
         for step in range(STAGES, steps):
             mbarrier.wait(barriers.index(STAGES + step % STAGES), (step // STAGES + 1) & 1)
-            _load_stage(x, w_gate, w_up, ring, barriers, step, N, depth_tiles, TOKENS, COLUMNS, W_UNITS, STAGES)
+            _load_stage(given, step, TOKENS, COLUMNS, W_UNITS, STAGES)
 
     @gluon.jit
     def _store(value, out, row, column, WIDTH: gl.constexpr, M, N):
@@ -102,9 +102,10 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        z, gate_out, up_out, ring_at, barriers_at, M, N, tiles, depth_tiles, ME: gl.constexpr,
-        COLUMNS: gl.constexpr, W_UNITS: gl.constexpr, STAGES: gl.constexpr, STORE_PREACT: gl.constexpr,
+        given, ME: gl.constexpr, COLUMNS: gl.constexpr, W_UNITS: gl.constexpr, STAGES: gl.constexpr,
+        STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
+        z, gate_out, up_out, ring_at, barriers_at, M, N, tiles, depth_tiles = given
         ROW: gl.constexpr = ME * _HALF
         FIRST: gl.constexpr = min(COLUMNS, _HALF)
         step = 0
@@ -141,32 +142,17 @@ if GLUON_MISSING is None:
             mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
         fence_async_shared()
         synchronize()
+        loaded = (x, w_gate, w_up, ring, barriers, N, depth_tiles)
         for step in range(min(STAGES, steps)):  # these are on their way while the ring is looked for
-            _load_stage(x, w_gate, w_up, ring, barriers, step, N, depth_tiles, TOKENS, COLUMNS, W_UNITS, STAGES)
+            _load_stage(loaded, step, TOKENS, COLUMNS, W_UNITS, STAGES)
         barriers_at = locate(ring.index(UNITS + 1)) - UNIT_BYTES
         ring_at = barriers_at - UNITS * UNIT_BYTES
+        given = (z, gate_out, up_out, ring_at, barriers_at, M, N, tiles, depth_tiles)
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        z, gate_out, up_out, ring_at, barriers_at, M, N, tiles, depth_tiles, 0,
-                        COLUMNS, W_UNITS, STAGES, STORE_PREACT,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        z, gate_out, up_out, ring_at, barriers_at, M, N, tiles, depth_tiles, 1,
-                        COLUMNS, W_UNITS, STAGES, STORE_PREACT,
-                    ),
-                ),
-                (
-                    _produce,
-                    (
-                        x, w_gate, w_up, ring, barriers, steps, N, depth_tiles, TOKENS, COLUMNS, W_UNITS, STAGES,
-                    ),
-                ),
+                (_consume, (given, 0, COLUMNS, W_UNITS, STAGES, STORE_PREACT)),
+                (_consume, (given, 1, COLUMNS, W_UNITS, STAGES, STORE_PREACT)),
+                (_produce, (loaded, steps, TOKENS, COLUMNS, W_UNITS, STAGES)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240

@@ -111,10 +111,10 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        operands, M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles, TOKENS: gl.constexpr,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr,
-    ):  # fmt: skip
+        operands, sizes, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr
+    ):
         w_gate, w_up, x, x_rest, w_ring, x_ring, barriers = operands
+        M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles = sizes
         RUN: gl.constexpr = _run(TOKENS)
         LAST: gl.constexpr = RUN - _WIDE
         step = 0
@@ -220,13 +220,11 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        given, ME: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr,
-        STORE_PREACT: gl.constexpr,
+        given, sizes, ME: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        SHARED: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        (
-            z, gate_out, up_out, z_tail, gate_tail, up_tail, sums, w_at, x_at, barriers_at, buffers, tail_buffers, M, N,
-            units, whole, shares, token_tiles, feature_tiles, depth_tiles,
-        ) = given  # fmt: skip
+        z, gate_out, up_out, z_tail, gate_tail, up_tail, sums, w_at, x_at, barriers_at, buffers, tail_buffers = given
+        M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles = sizes
         FIRST: gl.constexpr = ME * _BUFFERS
         RUN: gl.constexpr = _run(TOKENS)
         SECOND: gl.constexpr = RUN if TOKENS > RUN else _WIDE  # column of the second block
@@ -291,19 +289,15 @@ if GLUON_MISSING is None:
         synchronize()
         given = (
             z, gate_out, up_out, z_tail, gate_out_tail, up_out_tail, sums, w_at, x_at, barriers_at, buffers,
-            tail_buffers, M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles,
+            tail_buffers,
         )  # fmt: skip
+        operands = (w_gate, w_up, x, (x_32, x_16, x_8), w_ring, x_ring, barriers)
+        sizes = (M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles)
         gl.warp_specialize(
             [
-                (_consume, (given, 0, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT)),
-                (_consume, (given, 1, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT)),
-                (
-                    _produce,
-                    (
-                        (w_gate, w_up, x, (x_32, x_16, x_8), w_ring, x_ring, barriers), M, N, units, whole, shares,
-                        token_tiles, feature_tiles, depth_tiles, TOKENS, STAGES, GROUP, SHARED,
-                    ),
-                ),
+                (_consume, (given, sizes, 0, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT)),
+                (_consume, (given, sizes, 1, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT)),
+                (_produce, (operands, sizes, TOKENS, STAGES, GROUP, SHARED)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240

@@ -47,11 +47,9 @@ if GLUON_MISSING is None:
         return start(gl.where(second, block - blocks, block), _BLOCK, N), second
 
     @gluon.jit
-    def _produce(
-        given, barriers, M, N, row_tiles, column_tiles, depth_tiles,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr,
-    ):  # fmt: skip
-        a, b_0, b_1, a_ring, b_ring = given
+    def _produce(given, sizes, STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr):
+        a, b_0, b_1, a_ring, b_ring, barriers = given
+        M, N, row_tiles, column_tiles, depth_tiles = sizes
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
@@ -87,10 +85,11 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        given, M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr, TRANSPOSED: gl.constexpr,
+        given, sizes, ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr,
+        TRANSPOSED: gl.constexpr,
     ):  # fmt: skip
         out_0, out_1, a_at, b_at, barriers_at, buffers = given
+        M, N, row_tiles, column_tiles, depth_tiles = sizes
         FIRST: gl.constexpr = ME * _BUFFERS
         programs = gl.num_programs(0)
         tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
@@ -126,28 +125,13 @@ if GLUON_MISSING is None:
         a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=False)
         fence_async_shared()
         synchronize()
-        given = (out_0, out_1, a_at, b_at, barriers_at, buffers)
+        consumed, produced = (out_0, out_1, a_at, b_at, barriers_at, buffers), (a, b_0, b_1, a_ring, b_ring, barriers)
+        sizes = (M, N, row_tiles, column_tiles, depth_tiles)
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        given, M, N, row_tiles, column_tiles, depth_tiles, 0, STAGES, GROUP, OUTPUTS, TRANSPOSED,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        given, M, N, row_tiles, column_tiles, depth_tiles, 1, STAGES, GROUP, OUTPUTS, TRANSPOSED,
-                    ),
-                ),
-                (
-                    _produce,
-                    (
-                        (a, b_0, b_1, a_ring, b_ring), barriers, M, N, row_tiles, column_tiles, depth_tiles,
-                        STAGES, GROUP, OUTPUTS,
-                    ),
-                ),
+                (_consume, (consumed, sizes, 0, STAGES, GROUP, OUTPUTS, TRANSPOSED)),
+                (_consume, (consumed, sizes, 1, STAGES, GROUP, OUTPUTS, TRANSPOSED)),
+                (_produce, (produced, sizes, STAGES, GROUP, OUTPUTS)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240
