@@ -1,7 +1,9 @@
+import dataclasses
 import importlib.util
 
 import pytest
 
+from swiglu_bench.cases import registry
 from swiglu_bench.cases.cases import Precision, Scope, differentiable, tensors
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import CATALOGUE
@@ -18,6 +20,7 @@ def test_entries_are_complete(one: Implementation) -> None:
     unpredicted = one.name in UNPREDICTED or Precision.UNQUANTISED not in one.precisions
     assert set(one.footprints) == (set() if unpredicted else one.scopes - {Scope.EXPERTS})
     assert "," not in one.name, "a comma separates names on the command line"
+    assert registry.find(dataclasses.replace(one, build=None)) is one, "another process finds it by its name"
     assert one.imports.partition(".")[0] in ("", one.package, "swiglu_kernels"), "which is installed with the suite"
     frozen, forward = one.name in {"fused", "fused-preact"}, one.name in {"triton-kernels", "deep-gemm"}
     assert {one.gradients(scope) for scope in one.scopes} == {
