@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.cases import Dtype, Scope
-from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.implementation import Implementation, Step, implementation, taken_apart
 from swiglu_bench.contenders.around import joined, under_compile
 from swiglu_bench.contenders.peers import LIGER, QUACK, gate_gradient
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Parameters = Mapping[str, Tensor]
     Compute = Callable[[Parameters, Tensor, Tensor, Tensor], Tensor]
     """(parameters, x [tokens, hidden], top_k_index, top_k_weights [tokens, top_k]) -> [tokens, hidden]"""
+    Canonical = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 GROUPED_ALIGNMENT = 8
 """torch's grouped product needs rows that step by 16 bytes."""
@@ -36,8 +37,10 @@ def packed(problem: Problem, compute: Compute, interleaved: bool = False) -> Ste
 
     Gate and up lie as the model has them, or `interleaved`.
     """
-    own, to_canonical = joined(problem, interleaved or problem.extras.interleaved)
+    return _step(*joined(problem, interleaved or problem.extras.interleaved), compute)
 
+
+def _step(own: Parameters, to_canonical: Canonical, compute: Compute) -> Step:
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows, index, weights = (value.flatten(0, -2) for value in (x, top_k_index, top_k_weights))
         return compute(own, rows, index, weights).view_as(x)
@@ -352,6 +355,121 @@ def deep_gemm(problem: Problem) -> Step:
     return packed(problem, forward)
 
 
+def _flashinfer(problem: Problem, tuned: bool, **options: Any) -> Step:
+    """Its rows of up come before those of the gate, 32 by 32; with `tuned` its own tuner chooses the tiles at build."""
+    import torch
+    from flashinfer import autotune, cute_dsl_fused_moe_bf16
+    from flashinfer.fused_moe.utils import map_to_hybrid_bucket_uncapped
+
+    case, extras = problem.case, problem.extras
+    if extras.limit is not None:
+        offset = extras.variant.get("up_offset", 0.0)
+        options |= {"swiglu_limit": extras.limit, "swiglu_alpha": extras.alpha, "swiglu_beta": offset}
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        route, sizes = (index.to(torch.int32), weights.float()), (len(own["w_down"]), index.shape[1])
+        found: Tensor = cute_dsl_fused_moe_bf16(x, *route, own["w_gate_up"], own["w_down"], *sizes, **options)
+        return found
+
+    def to_canonical(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = taken_apart("interleaved:32", experts=True)(given)
+        return found | {"w_gate": found["w_up"], "w_up": found["w_gate"]}
+
+    own, _ = joined(problem)
+    own["w_gate_up"] = own["w_gate_up"].detach().unflatten(1, (2, -1, 32)).flip(1).transpose(1, 2).flatten(1, 3)
+    step = _step(own, to_canonical, forward)
+    if tuned:
+        assert case.shape.experts
+        x = own["w_down"].new_zeros(case.tokens, case.shape.hidden)
+        index = torch.arange(case.shape.experts.top_k, device=problem.device).expand(case.tokens, -1)
+        with torch.no_grad(), autotune(True, tuning_buckets=(map_to_hybrid_bucket_uncapped(case.tokens),)):
+            step.forward(x, index, index.to(x.dtype))
+    return step
+
+
+def _flashinfer_row(name: str, description: str, finalize: bool, tuned: bool) -> Implementation:
+    declare = _row(
+        name,
+        description=f"FlashInfer's three CuTe DSL kernels: {description}",
+        usage="from flashinfer import cute_dsl_fused_moe_bf16; cute_dsl_fused_moe_bf16(x, index.int(), "
+        f"weights.float(), w_up_gate_by_32, w_down, experts, top_k, use_fused_finalize={finalize})",
+        backend="cutlass",
+        package="flashinfer",
+        weight_layout="interleaved:32",
+        trains="nothing",
+        gpus=(9,),
+        dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
+        multiple=32,
+        offers=("limit",),
+        on_request=tuned,
+    )
+    return declare(partial(_flashinfer, tuned=tuned, use_fused_finalize=finalize))
+
+
+FLASHINFER = tuple(
+    _flashinfer_row(f"flashinfer{name}{suffix}", f"{sums}, {tiles}", finalize, tuned)
+    for suffix, tiles, tuned in (("", "in default tiles", False), ("-tuned", "tiles from its own tuner", True))
+    for name, sums, finalize in (
+        ("", "the last one adds up in the output's dtype", True),
+        ("-deterministic", "the last one only multiplies, a fourth adds up in fp32", False),
+    )
+)
+
+
+@_row(
+    "tileops",
+    description="TileOPs' routed experts (TileLang): indexed kernels for few rows, else sorted rows",
+    usage="from tileops.moe import FusedMoEExpertsFwdOp; experts = FusedMoEExpertsFwdOp(); "
+    "experts(x, w_gate_up, w_down, weights.float(), index.int())",
+    package="tileops",
+    imports="tileops.moe",
+    trains="nothing",
+    gpus=(9,),
+    dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
+    offers=("bias",),
+)
+def tileops(problem: Problem) -> Step:
+    """Its forward operation, which takes the model's own layout."""
+    import torch
+    from tileops.moe import FusedMoEExpertsFwdOp
+
+    operation = FusedMoEExpertsFwdOp()
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        biases = (own["bias_gate_up"], own["bias_down"]) if problem.biases else ()
+        route = (weights.float(), index.to(torch.int32))
+        found: Tensor = operation(x, own["w_gate_up"], own["w_down"], *route, *biases)
+        return found
+
+    return packed(problem, forward)
+
+
+@_row(
+    "sonic-moe",
+    description="SonicMoE: QuACK's tuned grouped products, own kernels around them; interleaved weights",
+    usage="from sonicmoe import moe_general_routing_inputs; moe_general_routing_inputs(x, weights.flatten(), tokens, "
+    "index.flatten(), w_gate_up.permute(1, 2, 0), None, w_down.permute(1, 2, 0), None, experts, stream, SWIGLU)",
+    **QUACK | {"package": "sonicmoe", "imports": "sonicmoe", "gpus": (9, 10)},
+)
+def sonic_moe(problem: Problem) -> Step:
+    """With indices and weights that a router outside of it has made."""
+    import torch
+    from sonicmoe import moe_general_routing_inputs
+    from sonicmoe.enums import ActivationType
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        token = torch.arange(len(x), device=x.device, dtype=torch.int32).repeat_interleave(index.shape[1])
+        gate_up, down = (own[name].permute(1, 2, 0) for name in ("w_gate_up", "w_down"))
+        found: Tensor = moe_general_routing_inputs(
+            x, weights.flatten(), token, index.flatten().to(torch.int32), gate_up, None, down, None,
+            len(own["w_down"]), torch.cuda.current_stream().cuda_stream, ActivationType.SWIGLU,
+            is_inference_mode_enabled=not torch.is_grad_enabled(),
+        )[0]  # fmt: skip
+        return found
+
+    return packed(problem, forward, interleaved=True)
+
+
 def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     def build(problem: Problem) -> Step:
         from swiglu_kernels import swiglu_experts
@@ -384,7 +502,7 @@ fused_experts_recompute = _fused_row(
     "fused-experts-recompute", "swiglu_experts saving x and routing: gate and up are recomputed", recompute=True
 )
 ROWS = (
-    grouped, grouped_compiled, batched, liger_experts, quack_experts, triton_kernels, deep_gemm, fused_experts,
-    fused_experts_recompute,
+    grouped, grouped_compiled, batched, liger_experts, quack_experts, sonic_moe, triton_kernels, deep_gemm,
+    *FLASHINFER, tileops, fused_experts, fused_experts_recompute,
 )  # fmt: skip
 """All but the loop, which is `eager` at this scope, in the order in which tables show them."""

@@ -19,7 +19,8 @@ def test_entries_are_complete(one: Implementation) -> None:
     assert set(one.footprints) == (set() if unpredicted else one.scopes - {Scope.EXPERTS})
     assert "," not in one.name, "a comma separates names on the command line"
     assert one.imports.partition(".")[0] in ("", one.package, "swiglu_kernels"), "which is installed with the suite"
-    frozen, forward = one.name in {"fused", "fused-preact"}, one.name in {"triton-kernels", "deep-gemm"}
+    frozen = one.name in {"fused", "fused-preact"}
+    forward = one.name in {"triton-kernels", "deep-gemm", "tileops"} or one.package == "flashinfer"
     assert {one.gradients(scope) for scope in one.scopes} == {
         () if forward else differentiable(scope) if frozen else tensors(scope) for scope in one.scopes
     }
