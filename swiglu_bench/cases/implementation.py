@@ -117,8 +117,8 @@ class Implementation:
     variant: frozenset[Scope] = frozenset()
     """The scopes at which another one stands for it: checked there, compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
-    """Which of `problem.extras` its build supports; of experts also `other_ranks`: that a top_k_index outside of 0 to
-    experts - 1, as expert parallelism marks experts of other ranks, is skipped. It is never asked for another."""
+    """Which of `problem.extras` its build supports; of experts also `other_ranks`: that where the routing is `local` it
+    skips a top_k_index outside of 0 to experts - 1, whatever its weight. It is never asked for another."""
     overwrites: frozenset[str] = frozenset()
     """Activations that its backward overwrites by contract; overwriting any other input is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
@@ -220,7 +220,7 @@ class Implementation:
             return f"It needs hidden and intermediate sizes that are multiples of {self.multiple}."
         if self.most_tokens is not None and case.tokens > self.most_tokens:
             return f"It supports at most {self.most_tokens} tokens."
-        lacks = [name for name in case.shape.extras.offers if name not in self.offers]
+        lacks = [name for name in case.shape.offers if name not in self.offers]
         if lacks:
             return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
         return None

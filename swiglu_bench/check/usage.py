@@ -17,19 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import (
-    ACTIVATIONS,
-    BIASES,
-    INDEX,
-    WEIGHTS,
-    Case,
-    Experts,
-    Extras,
-    Mode,
-    Precision,
-    RoutingKind,
-    Scope,
-)
+from swiglu_bench.cases.cases import BIASES, WEIGHTS, Case, Experts, Extras, Mode, Precision, RoutingKind, Scope
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
@@ -176,8 +164,8 @@ class Arrangement:
 
     def routed(self, index: Tensor) -> Results:
         """A call and its backward with another routing, maybe of fewer tokens."""
-        activations = [value[: len(index)] for value in self.inputs(0)]
-        activations[ACTIVATIONS[Scope.EXPERTS].index(INDEX)] = index
+        x, _, weights = (value[: len(index)] for value in self.inputs(0))
+        activations = [x, index, weights.nan_to_num(nan=0.5)]
         return self.use(self.as_leaves(activations), self.upstream(0)[: len(index)]) | self.gathered()
 
     def index(self, routing: RoutingKind, experts: int | None = None, tokens: int | None = None) -> Tensor:
@@ -425,7 +413,7 @@ def _by_routing(kind: RoutingKind) -> None:
     _of_experts()(run)
 
 
-for _kind in RoutingKind:
+for _kind in set(RoutingKind) - {RoutingKind.LOCAL}:
     _by_routing(_kind)
 
 
@@ -454,13 +442,16 @@ def fewer_tokens_than_experts(given: Arrangement) -> Results:
     return given.routed(given.index(RoutingKind.UNIFORM, tokens=min(given.tokens, max(1, experts.count // 2))))
 
 
-@_of_experts()
+@_of_experts(required=True, compiles=True)
 def other_ranks(given: Arrangement) -> Results:
-    """Some of a token's experts lie on other ranks: -1, or a number beyond the last."""
-    experts, index = given.asked.case.shape.experts, given.index(RoutingKind.UNIFORM)
-    assert experts
-    index[::3, 0], index[1::3, -1] = -1, experts.count
-    return given.routed(index)
+    """Half of the experts lie on other ranks: -1, or a number beyond the last, and NaN as weights."""
+    return given.use(given.leaves(0), given.upstream(0)) | given.gathered()
+
+
+def case_of(name: str, case: Case) -> Case:
+    """The case that a scenario asks about."""
+    local = name == other_ranks.__name__ and not case.shape.is_local
+    return replace(case, shape=case.shape.routed(RoutingKind.LOCAL)) if local else case
 
 
 LENGTHS = frozenset({"other_lengths", "fewer_tokens_than_experts"})

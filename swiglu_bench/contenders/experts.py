@@ -69,8 +69,10 @@ def loop(problem: Problem) -> Step:
     gate = _gate(problem)
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        output = torch.zeros_like(x)
-        mask = torch.nn.functional.one_hot(index, len(own["w_down"])).permute(2, 1, 0)
+        output, count = torch.zeros_like(x), len(own["w_down"])
+        if problem.case.shape.is_local:
+            index, weights = of_this_rank(index, weights, count)
+        mask = torch.nn.functional.one_hot(index, count + problem.case.shape.is_local).permute(2, 1, 0)[:count]
         for number in mask.sum((1, 2)).nonzero()[:, 0]:
             slot, token = torch.where(mask[number])
             mine = {name: value[number] for name, value in own.items()}
@@ -80,6 +82,12 @@ def loop(problem: Problem) -> Step:
         return output
 
     return packed(problem, forward)
+
+
+def of_this_rank(index: Tensor, weights: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """With `experts` for experts of other ranks, which sorts last, and 0 for their weights."""
+    away = (index < 0) | (index >= experts)
+    return index.masked_fill(away, experts), weights.masked_fill(away, 0.0)
 
 
 def sorted_by_expert(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,22 +122,31 @@ def of_each_row(bias: Tensor, expert: Tensor) -> Tensor:
     "grouped",
     description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
     usage='model.set_experts_implementation("grouped_mm")  # transformers',
-    offers=("bias", "limit"),
+    offers=("bias", "limit", "other_ranks"),
     multiple=GROUPED_ALIGNMENT,
 )
 def grouped(problem: Problem) -> Step:
-    """Without what transformers' spends on experts that lie on other ranks."""
+    """Rows of other ranks sort last, where no product reads or writes; only `local` routing pays for their masks."""
     import torch
 
     product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
-    gate = _gate(problem)
+    gate, local = _gate(problem), problem.case.shape.is_local
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        expert, order, ends = sorted_by_expert(index, len(own["w_down"]))
-        both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
-        hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
+        count = len(own["w_down"])
+        if local:
+            index, weights = of_this_rank(index, weights, count)
+        expert, order, ends = sorted_by_expert(index, count)
+        away, expert = (expert[:, None] == count, expert.clamp(max=count - 1)) if local else (None, expert)
+
+        def kept(rows: Tensor) -> Tensor:
+            return rows if away is None else rows.masked_fill(away, 0.0)
+
+        both = product(kept(x[order // index.shape[1]]), own["w_gate_up"].mT, offs=ends)
+        hidden = gate(kept(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both))
         found = product(hidden, own["w_down"].mT, offs=ends)
-        return summed(found + of_each_row(own["bias_down"], expert) if problem.biases else found, order, weights)
+        found = kept(found + of_each_row(own["bias_down"], expert) if problem.biases else found)
+        return summed(found, order, weights)
 
     return packed(problem, forward)
 
@@ -139,7 +156,7 @@ def grouped(problem: Problem) -> Step:
     description="grouped under torch.compile (Inductor, fullgraph, static shapes)",
     usage='model.set_experts_implementation("grouped_mm"); model = torch.compile(model)  # transformers',
     backend="inductor",
-    offers=("bias", "limit"),
+    offers=("bias", "limit", "other_ranks"),
     multiple=GROUPED_ALIGNMENT,
     dtypes=(Dtype.BFLOAT16,),  # Inductor's grouped product takes no other
 )
@@ -152,7 +169,7 @@ def grouped_compiled(problem: Problem) -> Step:
     "batched",
     description="weights copied for each row, torch.bmm: those of its expert; weighted sum; as in transformers",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
-    offers=("bias", "limit"),
+    offers=("bias", "limit", "other_ranks"),
     most_tokens=16,  # of Mixtral's experts, that is 11 GB of copies
 )
 def batched(problem: Problem) -> Step:
@@ -162,6 +179,9 @@ def batched(problem: Problem) -> Step:
     gate = _gate(problem)
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        if problem.case.shape.is_local:  # copies and products are made for them, as in transformers
+            index, weights = of_this_rank(index, weights, len(own["w_down"]))
+            index = index.clamp(max=len(own["w_down"]) - 1)
         expert = index.flatten()
         mine = {name: value[expert] for name, value in own.items()}
         rows = x.repeat_interleave(index.shape[1], 0)[:, :, None]

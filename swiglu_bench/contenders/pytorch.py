@@ -30,7 +30,7 @@ def _gate(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
     scopes=Scope,
     description="nn.Linear, F.silu and a product: each its own kernel; experts in a loop",
     usage="h = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)  # as models have it: nothing to change",
-    offers=("bias", "limit"),
+    offers=("bias", "limit", "other_ranks"),
     footprints={
         Scope.ACTIVATION: Footprint(saved=1, phases=((4, 0, 0),)),
         Scope.GLU: Footprint(saved=3, phases=((6, 0, 0), (4, 1, 1), (2, 2, 2))),

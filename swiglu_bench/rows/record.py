@@ -133,8 +133,8 @@ class Record:
     # experts, and how a call of this case loads them
     experts: Count = figure("number of experts", since=5)
     top_k: Count = figure("number of experts per token", since=5)
-    routing: str = text("how they are drawn: `balanced`, `uniform`, `zipf` or `single`; unless it is `uniform`, "
-        "`shape` contains it after an `@`", since=5)
+    routing: str = text("how they are drawn: `balanced`, `uniform`, `zipf`, `single` or `local`; unless it is "
+        "`uniform`, `shape` contains it after an `@`", since=5)
     expert_tokens_min: Count = figure("tokens of the expert with the fewest", "tokens", since=5)
     expert_tokens_median: Number = figure("median over experts", "tokens", since=5)
     expert_tokens_max: Count = figure("tokens of the expert with the most", "tokens", since=5)
