@@ -200,6 +200,9 @@ class Record:
     ratio_high: Number = figure("upper end of the ratio's 95% interval", better=LOWER)
     verdict: str = text("`faster` or `slower` than the baseline, or `tie`: the interval contains 1, or the ratio is "
         "no further from 1 than the A/A interval reaches", since=2)
+    cycles_ratio: Number = figure("the ratio in cycles of the GPU's clock, which a spin behind each call tells; a "
+        "remark says where the verdict is another in cycles, also of `graph_ratio` and `hot_ratio`; empty: no ratio of "
+        "the row is confirmed in cycles", better=LOWER, since=9)
     aa_ratio: Number = figure("the ratio of the baseline to itself, from additional baseline processes (A/A) in the "
         "same rounds; without noise it would be 1", since=2)
     aa_low: Number = figure("lower end of the 95% interval for one more such process", since=2)
