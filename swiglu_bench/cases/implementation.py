@@ -127,6 +127,8 @@ class Implementation:
     """Of one that quantises: whether products that make gradients of h and x have quantised operands, too."""
     quantises_dw: bool = True
     """The same of products that make gradients of weights; of experts these never have."""
+    absent: str = ""
+    """Why it never takes part, with the version that was looked at, in one sentence."""
     usage: str = ""
     """A line of Python that puts it into a model; shown by `recommend`."""
     source: str = "swiglu_bench"
@@ -237,6 +239,8 @@ class Implementation:
 
         `capability` is the GPU's compute capability, as "9.0"; "" where it is not known.
         """
+        if self.absent:
+            return self.absent
         on_cpu = device_type == "cpu"
         if self.gpus and (on_cpu or capability.split(".")[0] not in ("", *map(str, self.gpus))):
             made_for = " or ".join(f"{major}.x" for major in self.gpus)

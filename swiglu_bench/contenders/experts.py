@@ -6,6 +6,7 @@ do: the gate's rows first or, where the model has it so, in turn with up's.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     Parameters = Mapping[str, Tensor]
     Compute = Callable[[Parameters, Tensor, Tensor, Tensor], Tensor]
     """(parameters, x [tokens, hidden], top_k_index, top_k_weights [tokens, top_k]) -> [tokens, hidden]"""
-    Canonical = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 GROUPED_ALIGNMENT = 8
 """torch's grouped product needs rows that step by 16 bytes."""
@@ -32,15 +32,13 @@ GROUPED_ALIGNMENT = 8
 _row = partial(implementation, scopes=(Scope.EXPERTS,), weight_layout="packed")
 
 
-def packed(problem: Problem, compute: Compute, interleaved: bool = False) -> Step:
+def packed(problem: Problem, compute: Compute, interleaved: bool | None = None) -> Step:
     """The Step of a function of the parameters w_gate_up, w_down and, where there are biases, theirs.
 
-    Gate and up lie as the model has them, or `interleaved`.
+    Gate and up lie as the model has them unless `interleaved` says whether in turn.
     """
-    return _step(*joined(problem, interleaved or problem.extras.interleaved), compute)
+    own, to_canonical = joined(problem, problem.extras.interleaved if interleaved is None else interleaved)
 
-
-def _step(own: Parameters, to_canonical: Canonical, compute: Compute) -> Step:
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows, index, weights = (value.flatten(0, -2) for value in (x, top_k_index, top_k_weights))
         return compute(own, rows, index, weights).view_as(x)
@@ -122,9 +120,8 @@ def of_each_row(bias: Tensor, expert: Tensor) -> Tensor:
     "grouped",
     description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
     usage='model.set_experts_implementation("grouped_mm")  # transformers',
-    offers=("bias", "limit", "other_ranks"),
-    multiple=GROUPED_ALIGNMENT,
-)
+    offers=("bias", "limit", "other_ranks"), multiple=GROUPED_ALIGNMENT,
+)  # fmt: skip
 def grouped(problem: Problem) -> Step:
     """Rows of other ranks sort last, where no product reads or writes; only `local` routing pays for their masks."""
     import torch
@@ -155,11 +152,9 @@ def grouped(problem: Problem) -> Step:
     "grouped-compile",
     description="grouped under torch.compile (Inductor, fullgraph, static shapes)",
     usage='model.set_experts_implementation("grouped_mm"); model = torch.compile(model)  # transformers',
-    backend="inductor",
-    offers=("bias", "limit", "other_ranks"),
-    multiple=GROUPED_ALIGNMENT,
+    backend="inductor", offers=("bias", "limit", "other_ranks"), multiple=GROUPED_ALIGNMENT,
     dtypes=(Dtype.BFLOAT16,),  # Inductor's grouped product takes no other
-)
+)  # fmt: skip
 def grouped_compiled(problem: Problem) -> Step:
     """torch.compile's default mode."""
     return under_compile(grouped.build(problem))
@@ -199,9 +194,8 @@ def batched(problem: Problem) -> Step:
     description="liger-kernel's LigerFusedMoEFunction: autotuned Triton kernels for all of it",
     usage="from liger_kernel.transformers import apply_liger_kernel_to_qwen3_moe; apply_liger_kernel_to_qwen3_moe()",
     tf32=True,  # on an H100 an output was 2.4e-3 off, eager's 1.5e-7
-    imports="liger_kernel.ops.fused_moe",
-    **LIGER,
-)
+    imports="liger_kernel.ops.fused_moe", **LIGER,
+)  # fmt: skip
 def liger_experts(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerExperts calls it."""
     import torch
@@ -285,17 +279,13 @@ def _quack() -> Compute:
     description="Triton's own grouped products: with gather, SwiGLU, scatter; interleaved weights; torch sorts",
     usage="from triton_kernels.matmul import matmul; both = matmul(x, w_gate_up.mT, None, a_ragged_metadata=ragged, "
     "gather_indx=tokens)  # tokenspeed-triton-kernels",
-    backend="triton",
-    package="triton_kernels",
-    imports="triton_kernels.matmul",
-    weight_layout="interleaved",
+    backend="triton", package="triton_kernels", imports="triton_kernels.matmul", weight_layout="interleaved",
     trains="nothing",
-    interpretable="triton_kernels asks a GPU how many multiprocessors it has; it runs on a GPU only.",
-    gpus=(9, 10),
+    interpretable="triton_kernels asks a GPU how many multiprocessors it has; it runs on a GPU only.", gpus=(9, 10),
     dtypes=(Dtype.BFLOAT16,),
     multiple=8,  # rows must step by 16 bytes
     offers=("bias", "limit"),
-)
+)  # fmt: skip
 def triton_kernels(problem: Problem) -> Step:
     """Its SwiGLU adds 1 to up, as gpt-oss does; elsewhere a bias of -1, which it adds in fp32, takes that off again."""
     import torch
@@ -335,13 +325,8 @@ def triton_kernels(problem: Problem) -> Step:
     description="DeepGEMM's grouped products: torch pads rows to its blocks; torch.compile's gate and sum",
     usage="from deep_gemm import m_grouped_bf16_gemm_nt_contiguous; "
     "m_grouped_bf16_gemm_nt_contiguous(rows, w_gate_up, both, ends, use_psum_layout=True)  # sgl-deep-gemm",
-    package="deep_gemm",
-    trains="nothing",
-    gpus=(9, 10),
-    dtypes=(Dtype.BFLOAT16,),
-    multiple=64,
-    offers=("limit",),
-)
+    package="deep_gemm", trains="nothing", gpus=(9, 10), dtypes=(Dtype.BFLOAT16,), multiple=64, offers=("limit",),
+)  # fmt: skip
 def deep_gemm(problem: Problem) -> Step:
     """Each expert's rows begin at a multiple of its blocks' rows; what lies between is never read again."""
     import torch
@@ -375,31 +360,30 @@ def deep_gemm(problem: Problem) -> Step:
     return packed(problem, forward)
 
 
-def _flashinfer(problem: Problem, tuned: bool, **options: Any) -> Step:
+def _flashinfer(problem: Problem, tuned: bool, finalize: bool) -> Step:
     """Its rows of up come before those of the gate, 32 by 32; with `tuned` its own tuner chooses the tiles at build."""
     import torch
     from flashinfer import autotune, cute_dsl_fused_moe_bf16
     from flashinfer.fused_moe.utils import map_to_hybrid_bucket_uncapped
 
-    case, extras = problem.case, problem.extras
-    if extras.limit is not None:
-        offset = extras.variant.get("up_offset", 0.0)
-        options |= {"swiglu_limit": extras.limit, "swiglu_alpha": extras.alpha, "swiglu_beta": offset}
+    case = problem.case
+    names = {"limit": "swiglu_limit", "alpha": "swiglu_alpha", "up_offset": "swiglu_beta"}
+    gate = {names[name]: value for name, value in problem.extras.variant.items() if value is not None}
+    run: Callable[..., Tensor] = partial(cute_dsl_fused_moe_bf16, use_fused_finalize=finalize, **gate)
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         route, sizes = (index.to(torch.int32), weights.float()), (len(own["w_down"]), index.shape[1])
-        found: Tensor = cute_dsl_fused_moe_bf16(x, *route, own["w_gate_up"], own["w_down"], *sizes, **options)
-        return found
+        return run(x, *route, own["w_gate_up"], own["w_down"], *sizes)
 
     def to_canonical(given: dict[str, Tensor]) -> dict[str, Tensor]:
         found = taken_apart("interleaved:32", experts=True)(given)
         return found | {"w_gate": found["w_up"], "w_up": found["w_gate"]}
 
-    own, _ = joined(problem)
+    step = packed(problem, forward, interleaved=False)
+    own: Any = step.parameters
     own["w_gate_up"] = own["w_gate_up"].detach().unflatten(1, (2, -1, 32)).flip(1).transpose(1, 2).flatten(1, 3)
-    step = _step(own, to_canonical, forward)
-    if tuned:
-        assert case.shape.experts
+    step.to_canonical = to_canonical
+    if tuned and case.shape.experts:
         x = own["w_down"].new_zeros(case.tokens, case.shape.hidden)
         index = torch.arange(case.shape.experts.top_k, device=problem.device).expand(case.tokens, -1)
         with torch.no_grad(), autotune(True, tuning_buckets=(map_to_hybrid_bucket_uncapped(case.tokens),)):
@@ -407,32 +391,21 @@ def _flashinfer(problem: Problem, tuned: bool, **options: Any) -> Step:
     return step
 
 
-def _flashinfer_row(name: str, description: str, finalize: bool, tuned: bool) -> Implementation:
-    declare = _row(
-        name,
-        description=f"FlashInfer's three CuTe DSL kernels: {description}",
+_INFERENCE: dict[str, Any] = {"trains": "nothing", "gpus": (9,), "dtypes": (Dtype.FLOAT16, Dtype.BFLOAT16)}
+_FLASHINFER: dict[str, Any] = {
+    "backend": "cutlass", "package": "flashinfer", "weight_layout": "interleaved:32", "multiple": 32,
+    "offers": ("limit",), **_INFERENCE,
+}  # fmt: skip
+FLASHINFER = tuple(
+    _row(
+        f"flashinfer{name}{'-tuned' if tuned else ''}",
+        description=f"FlashInfer's CuTe DSL kernels: {sums}; tiles {'by its own tuner' if tuned else 'by default'}",
         usage="from flashinfer import cute_dsl_fused_moe_bf16; cute_dsl_fused_moe_bf16(x, index.int(), "
         f"weights.float(), w_up_gate_by_32, w_down, experts, top_k, use_fused_finalize={finalize})",
-        backend="cutlass",
-        package="flashinfer",
-        weight_layout="interleaved:32",
-        trains="nothing",
-        gpus=(9,),
-        dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
-        multiple=32,
-        offers=("limit",),
-        on_request=tuned,
-    )
-    return declare(partial(_flashinfer, tuned=tuned, use_fused_finalize=finalize))
-
-
-FLASHINFER = tuple(
-    _flashinfer_row(f"flashinfer{name}{suffix}", f"{sums}, {tiles}", finalize, tuned)
-    for suffix, tiles, tuned in (("", "in default tiles", False), ("-tuned", "tiles from its own tuner", True))
-    for name, sums, finalize in (
-        ("", "the last one adds up in the output's dtype", True),
-        ("-deterministic", "the last one only multiplies, a fourth adds up in fp32", False),
-    )
+        **_FLASHINFER | {"on_request": tuned},
+    )(partial(_flashinfer, tuned=tuned, finalize=finalize))
+    for tuned in (False, True)
+    for name, sums, finalize in (("", "sums in bf16", True), ("-deterministic", "sums in fp32 by a kernel", False))
 )
 
 
@@ -441,25 +414,18 @@ FLASHINFER = tuple(
     description="TileOPs' routed experts (TileLang): indexed kernels for few rows, else sorted rows",
     usage="from tileops.moe import FusedMoEExpertsFwdOp; experts = FusedMoEExpertsFwdOp(); "
     "experts(x, w_gate_up, w_down, weights.float(), index.int())",
-    package="tileops",
-    imports="tileops.moe",
-    trains="nothing",
-    gpus=(9,),
-    dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
-    offers=("bias",),
-)
+    package="tileops", imports="tileops.moe", offers=("bias",), **_INFERENCE,
+)  # fmt: skip
 def tileops(problem: Problem) -> Step:
     """Its forward operation, which takes the model's own layout."""
     import torch
     from tileops.moe import FusedMoEExpertsFwdOp
 
-    operation = FusedMoEExpertsFwdOp()
+    run: Callable[..., Tensor] = FusedMoEExpertsFwdOp()
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         biases = (own["bias_gate_up"], own["bias_down"]) if problem.biases else ()
-        route = (weights.float(), index.to(torch.int32))
-        found: Tensor = operation(x, own["w_gate_up"], own["w_down"], *route, *biases)
-        return found
+        return run(x, own["w_gate_up"], own["w_down"], weights.float(), index.to(torch.int32), *biases)
 
     return packed(problem, forward)
 
@@ -477,17 +443,58 @@ def sonic_moe(problem: Problem) -> Step:
     from sonicmoe import moe_general_routing_inputs
     from sonicmoe.enums import ActivationType
 
+    run: Callable[..., tuple[Tensor, Tensor]] = moe_general_routing_inputs
+
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         token = torch.arange(len(x), device=x.device, dtype=torch.int32).repeat_interleave(index.shape[1])
         gate_up, down = (own[name].permute(1, 2, 0) for name in ("w_gate_up", "w_down"))
-        found: Tensor = moe_general_routing_inputs(
-            x, weights.flatten(), token, index.flatten().to(torch.int32), gate_up, None, down, None,
-            len(own["w_down"]), torch.cuda.current_stream().cuda_stream, ActivationType.SWIGLU,
-            is_inference_mode_enabled=not torch.is_grad_enabled(),
+        stream = torch.cuda.current_stream().cuda_stream
+        return run(
+            x, weights.flatten(), token, index.flatten().int(), gate_up, None, down, None, down.shape[2], stream,
+            ActivationType.SWIGLU, is_inference_mode_enabled=not torch.is_grad_enabled(),
         )[0]  # fmt: skip
-        return found
 
     return packed(problem, forward, interleaved=True)
+
+
+def _transformers(problem: Problem, name: str) -> Step:
+    """The function that transformers calls by this name, on what it reads of a module of experts."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    module, local = types.SimpleNamespace(), problem.case.shape.is_local
+    run: Callable[..., Tensor] = partial(ALL_EXPERTS_FUNCTIONS[name], module)
+
+    def forward(_: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return run(x, *(of_this_rank(index, weights, module.num_experts) if local else (index, weights)))
+
+    step = packed(problem, forward)
+    own = step.parameters or {}
+    vars(module).update(
+        gate_up_proj=own["w_gate_up"], down_proj=own["w_down"], gate_up_proj_bias=own.get("bias_gate_up"),
+        down_proj_bias=own.get("bias_down"), num_experts=len(own["w_down"]), has_gate=True,
+        has_bias=bool(problem.biases), has_post_expert_norm=False, is_transposed=False, _is_expert_parallel=local,
+        is_concatenated=not problem.extras.interleaved, _apply_gate=_gate(problem),
+        config=types.SimpleNamespace(hidden_act="silu"),
+    )  # fmt: skip
+    return step
+
+
+_BY_TORCH: dict[str, Any] = {"offers": ("bias", "limit", "other_ranks"), "multiple": GROUPED_ALIGNMENT}
+_OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "grouped_mm": _BY_TORCH, "batched_mm": _BY_TORCH | {"most_tokens": 16},
+    "deepgemm": {"trains": "nothing", "gpus": (9, 10), "dtypes": (Dtype.BFLOAT16,), "multiple": 64},
+    "sonicmoe": {"gpus": (9, 10), "dtypes": (Dtype.FLOAT16, Dtype.BFLOAT16), "multiple": 8},
+}  # fmt: skip
+"""The last two fetch their kernels from the Hugging Face Hub, by the package `kernels`."""
+TRANSFORMERS = tuple(
+    _row(
+        f"transformers-{name.partition('_')[0]}",
+        description=f"transformers' own {name}: the function that a model of it calls",
+        usage=f"model.set_experts_implementation({name!r})  # transformers",
+        **fields | {"package": "transformers", "imports": "transformers.integrations.moe", "on_request": True},
+    )(partial(_transformers, name=name))
+    for name, fields in _OF_TRANSFORMERS.items()
+)
 
 
 def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
@@ -506,13 +513,11 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     return _row(
         name,
         description=description,
-        backend="triton",
-        imports="swiglu_kernels",
-        variant=(Scope.EXPERTS,) if choices else (),
+        backend="triton", imports="swiglu_kernels", variant=(Scope.EXPERTS,) if choices else (),
         offers=("bias", "limit", "other_ranks"),
         usage="from swiglu_kernels import swiglu_experts; "
         f"out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})",
-    )(build)
+    )(build)  # fmt: skip
 
 
 fused_experts = _fused_row(
@@ -523,6 +528,6 @@ fused_experts_recompute = _fused_row(
 )
 ROWS = (
     grouped, grouped_compiled, batched, liger_experts, quack_experts, sonic_moe, triton_kernels, deep_gemm,
-    *FLASHINFER, tileops, fused_experts, fused_experts_recompute,
+    *FLASHINFER, tileops, *TRANSFORMERS, fused_experts, fused_experts_recompute,
 )  # fmt: skip
 """All but the loop, which is `eager` at this scope, in the order in which tables show them."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from swiglu_bench.cases import definition
-from swiglu_bench.cases.cases import Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.cases.cases import Case, Dtype, Extras, Mode, RoutingKind, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import Draw, make_problem, new_seed
+from swiglu_bench.check.inputs import Desk, Draw, make_problem, new_seed
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.contenders import experts, peers
 from swiglu_kernels import reference
@@ -27,7 +27,7 @@ from swiglu_kernels import reference
 ALL = (
     peers.quack, peers.quack_tuned, peers.flash_swiglu_mlp, peers.liger_mlp, experts.quack_experts,
     experts.liger_experts, experts.triton_kernels, experts.deep_gemm, experts.sonic_moe, experts.tileops,
-    *experts.FLASHINFER,
+    *experts.FLASHINFER, peers.tile_kernels,
 )  # fmt: skip
 ROWS = [(one, scope) for one in ALL for scope in sorted(one.scopes)]
 
@@ -181,6 +181,14 @@ def general_routing(
     return definition.experts(x, index, weights, own), None
 
 
+def swiglu_backward(both: Tensor, d_hidden: Tensor, fmt: str) -> tuple[Tensor]:
+    """TileKernels' backward of silu(gate) * up."""
+    assert (both.dim(), d_hidden.is_contiguous(), fmt) == (2, True, "bf16")
+    with torch.enable_grad():
+        leaf = both.detach().requires_grad_()
+        return torch.autograd.grad(silu(leaf.chunk(2, 1)[0]) * leaf.chunk(2, 1)[1], leaf, d_hidden)
+
+
 @pytest.fixture
 def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
     """The packages; what a row gives to torch.compile runs as it is."""
@@ -207,6 +215,10 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
         "triton_kernels.tensor": {"make_ragged_tensor_metadata": TritonKernels.make_ragged_tensor_metadata},
         "flashinfer": {"cute_dsl_fused_moe_bf16": by_32, "autotune": lambda tune, **buckets: contextlib.nullcontext()},
         "flashinfer.fused_moe.utils": {"map_to_hybrid_bucket_uncapped": int},
+        "tile_kernels.quant": {
+            "swiglu_forward": lambda both, fmt: silu(both.chunk(2, 1)[0]) * both.chunk(2, 1)[1],
+            "swiglu_backward": swiglu_backward,
+        },
         "tileops.moe": {"FusedMoEExpertsFwdOp": lambda: tileops},
         "sonicmoe": {"moe_general_routing_inputs": general_routing},
         "sonicmoe.enums": {"ActivationType": types.SimpleNamespace(SWIGLU="swiglu")},
@@ -233,7 +245,8 @@ def failures(one: Implementation, case: Case, device: str = "cpu") -> list[str]:
         produced = built.infer(draw) if case.mode is Mode.FORWARD else built.train(draw)
         checks = judge_here(judge, produced, draw, others=built.parameters.values())
         assert {check.tensor for check in checks} == {"output", *produced}
-        assert len(checks) == 1 + (case.mode is not Mode.FORWARD) * len(one.gradients(case.scope))
+        gradients = len(one.gradients(case.scope)) + len(problem.biases)
+        assert len(checks) == 1 + (case.mode is not Mode.FORWARD) * gradients
         failed += [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
     return failed
 
@@ -262,6 +275,21 @@ def test_a_row_is_right_if_its_package_is(quack: Quack, one: Implementation, sco
 def test_every_gate_that_it_offers(quack: Quack, one: Implementation, extras: Extras, tokens: int) -> None:
     shape = dataclasses.replace(small_case(scope=Scope.EXPERTS, shape=of_32(one)).shape, extras=extras)
     assert failures(one, small_case(scope=Scope.EXPERTS, mode=Mode.FORWARD, tokens=tokens, shape=shape)) == []
+
+
+def test_those_of_transformers_are_its_own() -> None:
+    """Those that fetch kernels raise what transformers says without the package that fetches them."""
+    pytest.importorskip("transformers")
+    grouped, batched, *hub = experts.TRANSFORMERS
+    for routing in (RoutingKind.UNIFORM, RoutingKind.LOCAL):
+        for extras in (Extras(), Extras(bias=True, limit=0.5, alpha=1.702, interleaved=True)):
+            case = small_case(scope=Scope.EXPERTS, shape=dataclasses.replace(SMALL, extras=extras))
+            case = dataclasses.replace(case, shape=case.shape.routed(routing))
+            assert failures(grouped, case) == failures(batched, case) == []
+    problem = make_problem(small_case(scope=Scope.EXPERTS), "cpu")
+    for one in hub:
+        with pytest.raises((ImportError, ValueError)):
+            one.build(problem).forward(*Desk(problem).activations(Draw(1)))
 
 
 # Where they do not run
