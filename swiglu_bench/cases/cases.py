@@ -185,11 +185,6 @@ class Shape:
         """Whether some of a token's experts lie on other ranks."""
         return self.experts is not None and self.experts.routing is RoutingKind.LOCAL
 
-    @property
-    def offers(self) -> tuple[str, ...]:
-        """What an implementation must offer to take it."""
-        return self.extras.offers + self.is_local * ("other_ranks",)
-
     def routed(self, routing: RoutingKind) -> Shape:
         """The same mixture of experts with another routing, which is part of the name unless it is uniform."""
         assert self.experts

@@ -222,7 +222,8 @@ class Implementation:
             return f"It needs hidden and intermediate sizes that are multiples of {self.multiple}."
         if self.most_tokens is not None and case.tokens > self.most_tokens:
             return f"It supports at most {self.most_tokens} tokens."
-        lacks = [name for name in case.shape.offers if name not in self.offers]
+        needs = case.shape.extras.offers + case.shape.is_local * ("other_ranks",)
+        lacks = [name for name in needs if name not in self.offers]
         if lacks:
             return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
         return None

@@ -101,7 +101,7 @@ class Arrangement:
     def __init__(self, layer: Built, asked: Question, dtype: torch.dtype | None = None) -> None:
         """`dtype` is what everything is widened to, if anything, after it was drawn in the case's own."""
         self.layer, self.asked, self._dtype = layer, asked, dtype
-        self.tokens = asked.case.tokens
+        self.tokens, self.experts = asked.case.tokens, asked.case.shape.experts or Experts(1, 1)
         self.parameters = [value for value in layer.parameters.values() if value.requires_grad]
 
     def run(self) -> Results:
@@ -170,8 +170,7 @@ class Arrangement:
 
     def index(self, routing: RoutingKind, experts: int | None = None, tokens: int | None = None) -> Tensor:
         """A top_k_index by a kind of routing, of the case's tokens and experts or of fewer."""
-        known = self.asked.case.shape.experts
-        assert known
+        known = self.experts
         device = self.layer.problem.device
         source = torch.Generator(device=device).manual_seed(self.asked.seeds.routing)
         place = torch.empty(tokens or self.tokens, known.top_k, dtype=torch.int64, device=device)
@@ -429,17 +428,13 @@ def crowded_expert(given: Arrangement) -> Results:
 @_of_experts()
 def idle_experts(given: Arrangement) -> Results:
     """Half of the experts have no token."""
-    experts = given.asked.case.shape.experts
-    assert experts
-    return given.routed(given.index(RoutingKind.UNIFORM, experts=max(experts.top_k, experts.count // 2)))
+    return given.routed(given.index(RoutingKind.UNIFORM, experts=max(given.experts.top_k, given.experts.count // 2)))
 
 
 @_of_experts(compiles=True)
 def fewer_tokens_than_experts(given: Arrangement) -> Results:
     """Fewer tokens than there are experts."""
-    experts = given.asked.case.shape.experts
-    assert experts
-    return given.routed(given.index(RoutingKind.UNIFORM, tokens=min(given.tokens, max(1, experts.count // 2))))
+    return given.routed(given.index(RoutingKind.UNIFORM, tokens=min(given.tokens, max(1, given.experts.count // 2))))
 
 
 @_of_experts(required=True, compiles=True)

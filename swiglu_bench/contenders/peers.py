@@ -170,11 +170,7 @@ def flash_swiglu_mlp(problem: Problem) -> Step:
     description="TileKernels' SwiGLU (TileLang), forward and backward: behind one nn.Linear for gate and up",
     usage="from tile_kernels.quant import swiglu_forward; h = swiglu_forward(F.linear(x, w_gate_up), 'bf16')",
     package="tile_kernels", imports="tile_kernels.quant", weight_layout="packed", gpus=(9, 10),
-    dtypes=(Dtype.BFLOAT16,), offers=("bias", "packed"),
-    footprints={
-        Scope.GLU: Footprint(saved=2, phases=((5, 0, 0), (3, 1, 2))),
-        Scope.MLP: Footprint(saved=3, phases=((5, 1, 1), (2, 2, 3))),
-    },
+    dtypes=(Dtype.BFLOAT16,), multiple=64, offers=("bias", "packed"),
 )  # fmt: skip
 def tile_kernels(problem: Problem) -> Step:
     """Without the cast to fp8 that it can do on the way."""

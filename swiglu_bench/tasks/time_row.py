@@ -223,10 +223,8 @@ def measure_new_tokens(court: Court, case: Case, entries: Sequence[Entry], tell:
 
 def _beside(record: Record, rounds: Rounds, kind: str) -> tuple[float | None, str]:
     """The ratio to the baseline and its verdict, by the A/A noise of the case; (None, "") where there is none."""
-    base = rounds.timings.get(record.baseline)
-    if not record.comparable or record.implementation == record.baseline or base is None or base.failure:
-        return None, ""
-    ratio = rounds.ratio(record.implementation, record.baseline)
+    compared = record.comparable and record.implementation != record.baseline and record.baseline in rounds.timings
+    ratio = rounds.ratio(record.implementation, record.baseline) if compared else None
     if ratio is None:
         return None, ""
     if record.aa_ratio is None or record.aa_low is None or record.aa_high is None:

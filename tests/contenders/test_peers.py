@@ -234,7 +234,7 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
 
 def of_32(one: Implementation) -> Shape:
     """A small shape that a row takes."""
-    return dataclasses.replace(SMALL, intermediate=96) if one.multiple == 32 else SMALL
+    return dataclasses.replace(SMALL, hidden=64, intermediate=192) if one.multiple in (32, 64) else SMALL
 
 
 def failures(one: Implementation, case: Case, device: str = "cpu") -> list[str]:

@@ -249,7 +249,7 @@ ROUTED = (
               build=_dropping(_all_but_last_tile), tokens=300),
     _of_large("strides-of-experts", "reads x as if it were contiguous, of many tokens", build=_strides_of_experts),
     _of_large("other-ranks-wrapped", "offers to skip experts of other ranks, and takes -1 for its own last one",
-              build=_routed(lambda index, weights, count: (index % count, weights.nan_to_num())),
+              build=_routed(lambda index, weights, count: (index % count, weights.nan_to_num(0.5))),
               offers=("other_ranks",)),
     _of_large("other-ranks-times-zero", "the same, with weights that are multiplied by zero, NaN or not",
               build=_routed(lambda index, weights, n: (index % n, weights * ((index >= 0) & (index < n)))),
