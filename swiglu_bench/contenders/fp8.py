@@ -117,8 +117,7 @@ deep_gemm = _row(
 
 
 @_row(
-    "fp8-reference",
-    scopes=(*SCOPES, Scope.EXPERTS), precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
+    "fp8-reference", scopes=(*SCOPES, Scope.EXPERTS), precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
     description="the definition in plain PyTorch: quantised and dequantised, multiplied in fp32; slow",
     quantises_weights_before=False, on_request=True,
 )  # fmt: skip
@@ -153,8 +152,7 @@ def _weights_of(layers: ModuleDict) -> dict[str, Tensor]:
 
 
 @_row(
-    "torchao-float8",
-    precisions=(TENSORWISE, ROWWISE),
+    "torchao-float8", precisions=(TENSORWISE, ROWWISE),
     description="torchao's float8 training, compiled: three nn.Linear by convert_to_float8_training, e4m3 throughout",
     backend="inductor", package="torchao", multiple=16, quantises_weights_before=False,
     usage="from torchao.float8 import convert_to_float8_training; convert_to_float8_training(model)",
@@ -175,8 +173,7 @@ def torchao_float8(problem: Problem) -> Step:
 
 
 @_row(
-    "transformer-engine",
-    precisions=(TENSORWISE, BLOCKWISE),
+    "transformer-engine", precisions=(TENSORWISE, BLOCKWISE),
     description="three te.Linear under fp8_autocast: Float8CurrentScaling and Float8BlockScaling, e4m3",
     package="transformer_engine", imports="transformer_engine.pytorch", gpus=(9, 10, 12), multiple=128,
     quantises_weights_before=False,
@@ -232,8 +229,7 @@ fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, weight gradie
 
 
 @_row(
-    "fused-fp8-experts",
-    scopes=(Scope.EXPERTS,), precisions=(ROWWISE,),
+    "fused-fp8-experts", scopes=(Scope.EXPERTS,), precisions=(ROWWISE,),
     description="swiglu_experts with fp8 products: those of the forward; the backward's are in bf16",
     weight_layout="packed", backend="triton", package="swiglu_kernels.ops.experts.fp8_experts", multiple=16,
     quantises_dx=False, quantises_dw=False,

@@ -35,16 +35,13 @@ QUACK: dict[str, Any] = {
 
 
 @implementation(
-    "liger",
-    scopes=DENSE,
+    "liger", scopes=DENSE,
     description="liger-kernel's SiLU-mul: LigerSiLUMulFunction between two nn.Linear",
     usage="from liger_kernel.ops.swiglu import LigerSiLUMulFunction; h = LigerSiLUMulFunction.apply(gate, up)",
     imports="liger_kernel.ops.swiglu", offers=("bias",), overwrites=("gate", "up"), **LIGER,
-    footprints={
-        Scope.ACTIVATION: Footprint(saved=0, phases=((1, 0, 0),)),
-        Scope.GLU: Footprint(saved=2, phases=((3, 1, 1), (2, 2, 2))),
-        Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3))),
-    },
+    footprints={Scope.ACTIVATION: Footprint(saved=0, phases=((1, 0, 0),)),
+                Scope.GLU: Footprint(saved=2, phases=((3, 1, 1), (2, 2, 2))),
+                Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3)))},
 )  # fmt: skip
 def liger(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerSwiGLUMLP calls it. Its backward overwrites gate and up."""
@@ -54,8 +51,7 @@ def liger(problem: Problem) -> Step:
 
 
 @implementation(
-    "liger-mlp",
-    scopes=(Scope.MLP,),
+    "liger-mlp", scopes=(Scope.MLP,),
     description="liger-kernel's LigerMLPFunction: autotuned Triton kernels; w_down and the weight gradients by cuBLAS",
     usage="from liger_kernel.ops.mlp import LigerMLPFunction; "
     "out = LigerMLPFunction.apply(x, w_gate, w_up, w_down)  # x is [batch, tokens, hidden]",
@@ -64,7 +60,7 @@ def liger(problem: Problem) -> Step:
     multiple=8,  # rows must step by 16 bytes
     tf32=True,  # on an H100 output and gradients were 1.6e-3 to 2.3e-3 off, eager's 5e-7
     footprints={Scope.MLP: Footprint(saved=3, phases=((3, 2, 3),))},
-)
+)  # fmt: skip
 def liger_mlp(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerMLP calls it. Its backward overwrites what it saved: no second one.
 
@@ -150,8 +146,7 @@ quack_tuned = _quack_row("quack-tuned", "quack, its products tuned: each by QuAC
 
 
 @implementation(
-    "flash-swiglu-mlp",
-    scopes=(Scope.MLP,),
+    "flash-swiglu-mlp", scopes=(Scope.MLP,),
     description="flash-swiglu-mlp's Triton kernels: autotuned; w_down and the weight gradients by cuBLAS",
     backend="triton", package="flash_swiglu_mlp", gpus=(9, 10, 12),
     multiple=8,  # rows must step by 16 bytes
@@ -165,8 +160,7 @@ def flash_swiglu_mlp(problem: Problem) -> Step:
 
 
 @implementation(
-    "tile-kernels",
-    scopes=(Scope.GLU, Scope.MLP),
+    "tile-kernels", scopes=(Scope.GLU, Scope.MLP),
     description="TileKernels' SwiGLU (TileLang), forward and backward: behind one nn.Linear for gate and up",
     usage="from tile_kernels.quant import swiglu_forward; h = swiglu_forward(F.linear(x, w_gate_up), 'bf16')",
     package="tile_kernels", imports="tile_kernels.quant", weight_layout="packed", gpus=(9, 10),

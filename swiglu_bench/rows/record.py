@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 About = Mapping[str, Any]
@@ -202,7 +202,7 @@ class Record:
         "no further from 1 than the A/A interval reaches", since=2)
     cycles_ratio: Number = figure("the ratio in cycles of the GPU's clock, which a spin behind each call tells; a "
         "remark says where the verdict is another in cycles, also of `graph_ratio` and `hot_ratio`; empty: no ratio of "
-        "the row is confirmed in cycles", better=LOWER, since=9)
+        "the row is confirmed in cycles", better=LOWER, since=10)
     aa_ratio: Number = figure("the ratio of the baseline to itself, from additional baseline processes (A/A) in the "
         "same rounds; without noise it would be 1", since=2)
     aa_low: Number = figure("lower end of the 95% interval for one more such process", since=2)
