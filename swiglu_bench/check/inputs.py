@@ -221,7 +221,7 @@ class Desk:
                 moved = torch.tensor(depths(self.problem.case), device=value.device)[:, None]
                 value += moved if name == "x" else moved * self._offset
         if (experts := self.problem.case.shape.experts) and self.problem.case.shape.is_local:
-            self.given["top_k_weights"][of_other_ranks(experts, self.given[INDEX])] = torch.nan
+            self.given["top_k_weights"].masked_fill_(of_other_ranks(experts, self.given[INDEX]), torch.nan)
         return [self.given[name].detach() for name in self.names]
 
     def experts(self, draw: Draw) -> Tensor:
