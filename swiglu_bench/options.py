@@ -139,8 +139,8 @@ class SweepOptions(WandbOptions):
     tokens: Tokens = None
     dtype: DtypeOption = None
     scope: ScopeOption = None
-    routing: Annotated[Text, option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each "
-        "token are drawn. \\[default: uniform]")] = None
+    routing: Annotated[Text, option(WHAT, "balanced, uniform, zipf, single or local (half of the experts on other "
+        "ranks), comma-separated: how the experts of each token are drawn. \\[default: uniform]")] = None
     precision: Annotated[Text, option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: "
         "how the operands of products are quantised. \\[default: not at all]")] = None
     impl: Impl = None

@@ -121,6 +121,9 @@ class RoutingKind(enum.StrEnum):
     """The r-th most popular expert is chosen 1 / r times as often as the most popular one."""
     SINGLE = "single"
     """All tokens have the same experts."""
+    LOCAL = "local"
+    """As one of two expert-parallel ranks sees it: of all pairs of a token and a slot half, rounded down, have experts
+    of other ranks, -1 or beyond the last, and NaN as weights. They add nothing to results and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,11 @@ class Shape:
     extras: Extras = PLAIN
     """What every problem of this shape asks for."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether some of a token's experts lie on other ranks."""
+        return self.experts is not None and self.experts.routing is RoutingKind.LOCAL
+
     def routed(self, routing: RoutingKind) -> Shape:
         """The same mixture of experts with another routing, which is part of the name unless it is uniform."""
         assert self.experts
@@ -203,8 +211,13 @@ class Case:
 
     @property
     def pairs(self) -> int:
-        """Rows that pass through the products: one for each token or, of experts, for each of a token's experts."""
+        """One for each token or, of experts, for each of a token's experts."""
         return self.tokens * (self.shape.experts.top_k if self.shape.experts else 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows that pass through the products: the pairs whose expert lies here."""
+        return self.pairs - self.pairs // 2 if self.shape.is_local else self.pairs
 
     @property
     def how_many(self) -> str:

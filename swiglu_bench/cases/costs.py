@@ -1,7 +1,8 @@
 """What a case costs by arithmetic alone: operations, fewest bytes, matrix products, memory. No torch in here.
 
 Legend for products: C[m, n] = A[m, k] B[k, n], 2 m n k operations. T tokens, H hidden, I intermediate. Experts multiply
-T * top_k rows, each by its expert's weights: the operations are those of dense products with as many rows.
+T * top_k rows, each by its expert's weights: the operations are those of dense products with as many rows. Those of
+experts on other ranks are not counted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def products(case: Case, gradients: tuple[str, ...]) -> list[Product]:
 
 def products_by_kind(case: Case, gradients: tuple[str, ...]) -> tuple[list[Product], list[Product]]:
     """The same in two lists: products of rows with weights, and those that sum over rows to a weight's gradient."""
-    rows, hidden, intermediate = case.pairs, case.shape.hidden, case.shape.intermediate
+    rows, hidden, intermediate = case.rows, case.shape.hidden, case.shape.intermediate
     if case.scope is Scope.ACTIVATION:
         return [], []
     forward, backward, of_weights = [(rows, 2 * intermediate, hidden)], list[Product](), list[Product]()
@@ -66,7 +67,7 @@ def _in_mode(mode: Mode, forward: Amount, backward: Amount) -> Amount:
 
 def flops(case: Case, gradients: tuple[str, ...]) -> int:
     """Floating-point operations of the case's products, plus the gate's: 5 an element forward, 12 backward."""
-    gate = case.pairs * case.shape.intermediate * _in_mode(case.mode, 5, 12)
+    gate = case.rows * case.shape.intermediate * _in_mode(case.mode, 5, 12)
     return sum(2 * m * n * k for m, n, k in products(case, gradients)) + gate
 
 
@@ -82,7 +83,7 @@ def min_bytes(
     size = tensor_elements(case)
     if case.shape.experts:
         count = case.shape.experts.count
-        idle = max(0, count - case.pairs) if idle_experts is None else idle_experts
+        idle = max(0, count - case.rows) if idle_experts is None else idle_experts
         size |= {name: size[name] // count * (count - idle) for name in WEIGHTS[case.scope] + BIASES[case.scope]}
     weights = sum(size[name] for name in WEIGHTS[case.scope]) * (weight_bytes or case.dtype.bytes)
     others = (*ACTIVATIONS[case.scope], *(BIASES[case.scope] if case.shape.extras.bias else ()), "output")

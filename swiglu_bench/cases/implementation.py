@@ -117,8 +117,8 @@ class Implementation:
     variant: frozenset[Scope] = frozenset()
     """The scopes at which another one stands for it: checked there, compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
-    """Which of `problem.extras` its build supports; of experts also `other_ranks`: that a top_k_index outside of 0 to
-    experts - 1, as expert parallelism marks experts of other ranks, is skipped. It is never asked for another."""
+    """Which of `problem.extras` its build supports; of experts also `other_ranks`: that where the routing is `local` it
+    skips a top_k_index outside of 0 to experts - 1, whatever its weight. It is never asked for another."""
     overwrites: frozenset[str] = frozenset()
     """Activations that its backward overwrites by contract; overwriting any other input is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
@@ -127,6 +127,8 @@ class Implementation:
     """Of one that quantises: whether products that make gradients of h and x have quantised operands, too."""
     quantises_dw: bool = True
     """The same of products that make gradients of weights; of experts these never have."""
+    absent: str = ""
+    """Why it never takes part, with the version that was looked at, in one sentence."""
     usage: str = ""
     """A line of Python that puts it into a model; shown by `recommend`."""
     source: str = "swiglu_bench"
@@ -220,7 +222,8 @@ class Implementation:
             return f"It needs hidden and intermediate sizes that are multiples of {self.multiple}."
         if self.most_tokens is not None and case.tokens > self.most_tokens:
             return f"It supports at most {self.most_tokens} tokens."
-        lacks = [name for name in case.shape.extras.offers if name not in self.offers]
+        needs = case.shape.extras.offers + case.shape.is_local * ("other_ranks",)
+        lacks = [name for name in needs if name not in self.offers]
         if lacks:
             return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
         return None
@@ -237,6 +240,8 @@ class Implementation:
 
         `capability` is the GPU's compute capability, as "9.0"; "" where it is not known.
         """
+        if self.absent:
+            return self.absent
         on_cpu = device_type == "cpu"
         if self.gpus and (on_cpu or capability.split(".")[0] not in ("", *map(str, self.gpus))):
             made_for = " or ".join(f"{major}.x" for major in self.gpus)

@@ -135,7 +135,7 @@ def depths(case: Case) -> list[float]:
 
 
 def draw_experts(experts: Experts, place: Tensor, source: torch.Generator) -> None:
-    """Fill int64 [tokens, top_k] with the experts of each token: all different, and in no order."""
+    """Fill int64 [tokens, top_k] with the experts of each token: in no order, and all different but for -1."""
     (tokens, top_k), device = place.shape, place.device
     order = torch.rand(experts.count, device=device, generator=source).argsort()
     if experts.routing is RoutingKind.SINGLE:
@@ -149,6 +149,20 @@ def draw_experts(experts: Experts, place: Tensor, source: torch.Generator) -> No
         if experts.routing is RoutingKind.ZIPF:
             scores -= (order + 1).log()
         place.copy_(scores.topk(top_k).indices)
+        if experts.routing is RoutingKind.LOCAL:
+            away, pairs = torch.rand(tokens * top_k, device=device, generator=source).argsort(), place.view(-1)
+            away = away[: len(pairs) // 2]
+            pairs[away] = torch.where(away % 2 == 0, -1, pairs[away] + experts.count)
+
+
+def of_other_ranks(experts: Experts, index: Tensor) -> Tensor:
+    """Where the experts of a top_k_index lie on other ranks."""
+    return (index < 0) | (index >= experts.count)
+
+
+def rows_of_each(experts: Experts, index: Tensor) -> Tensor:
+    """How many rows of a top_k_index each expert has."""
+    return index[~of_other_ranks(experts, index)].bincount(minlength=experts.count)
 
 
 @dataclass(frozen=True)
@@ -166,14 +180,14 @@ class ExpertLoad:
 
 def load_of(experts: Experts, index: Tensor) -> ExpertLoad:
     """Count how a call's top_k_index loads the experts."""
-    counts = index.flatten().bincount(minlength=experts.count)
+    counts = rows_of_each(experts, index)
     rows = (counts + TILE_ROWS - 1).div(TILE_ROWS, rounding_mode="floor").sum().item() * TILE_ROWS
     return ExpertLoad(
         least=int(counts.min()),
         median=counts.double().quantile(0.5).item(),
         most=int(counts.max()),
         idle=int((counts == 0).sum()),
-        padding=1 - index.numel() / rows if rows else 0.0,
+        padding=1 - int(counts.sum()) / rows if rows else 0.0,
     )
 
 
@@ -206,6 +220,8 @@ class Desk:
             if self._offset and name in ("x", "gate"):
                 moved = torch.tensor(depths(self.problem.case), device=value.device)[:, None]
                 value += moved if name == "x" else moved * self._offset
+        if (experts := self.problem.case.shape.experts) and self.problem.case.shape.is_local:
+            self.given["top_k_weights"].masked_fill_(of_other_ranks(experts, self.given[INDEX]), torch.nan)
         return [self.given[name].detach() for name in self.names]
 
     def experts(self, draw: Draw) -> Tensor:

@@ -17,19 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import (
-    ACTIVATIONS,
-    BIASES,
-    INDEX,
-    WEIGHTS,
-    Case,
-    Experts,
-    Extras,
-    Mode,
-    Precision,
-    RoutingKind,
-    Scope,
-)
+from swiglu_bench.cases.cases import BIASES, WEIGHTS, Case, Experts, Extras, Mode, Precision, RoutingKind, Scope
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
@@ -113,7 +101,7 @@ class Arrangement:
     def __init__(self, layer: Built, asked: Question, dtype: torch.dtype | None = None) -> None:
         """`dtype` is what everything is widened to, if anything, after it was drawn in the case's own."""
         self.layer, self.asked, self._dtype = layer, asked, dtype
-        self.tokens = asked.case.tokens
+        self.tokens, self.experts = asked.case.tokens, asked.case.shape.experts or Experts(1, 1)
         self.parameters = [value for value in layer.parameters.values() if value.requires_grad]
 
     def run(self) -> Results:
@@ -176,14 +164,13 @@ class Arrangement:
 
     def routed(self, index: Tensor) -> Results:
         """A call and its backward with another routing, maybe of fewer tokens."""
-        activations = [value[: len(index)] for value in self.inputs(0)]
-        activations[ACTIVATIONS[Scope.EXPERTS].index(INDEX)] = index
+        x, _, weights = (value[: len(index)] for value in self.inputs(0))
+        activations = [x, index, weights.nan_to_num(nan=0.5)]
         return self.use(self.as_leaves(activations), self.upstream(0)[: len(index)]) | self.gathered()
 
     def index(self, routing: RoutingKind, experts: int | None = None, tokens: int | None = None) -> Tensor:
         """A top_k_index by a kind of routing, of the case's tokens and experts or of fewer."""
-        known = self.asked.case.shape.experts
-        assert known
+        known = self.experts
         device = self.layer.problem.device
         source = torch.Generator(device=device).manual_seed(self.asked.seeds.routing)
         place = torch.empty(tokens or self.tokens, known.top_k, dtype=torch.int64, device=device)
@@ -425,7 +412,7 @@ def _by_routing(kind: RoutingKind) -> None:
     _of_experts()(run)
 
 
-for _kind in RoutingKind:
+for _kind in set(RoutingKind) - {RoutingKind.LOCAL}:
     _by_routing(_kind)
 
 
@@ -441,26 +428,25 @@ def crowded_expert(given: Arrangement) -> Results:
 @_of_experts()
 def idle_experts(given: Arrangement) -> Results:
     """Half of the experts have no token."""
-    experts = given.asked.case.shape.experts
-    assert experts
-    return given.routed(given.index(RoutingKind.UNIFORM, experts=max(experts.top_k, experts.count // 2)))
+    return given.routed(given.index(RoutingKind.UNIFORM, experts=max(given.experts.top_k, given.experts.count // 2)))
 
 
 @_of_experts(compiles=True)
 def fewer_tokens_than_experts(given: Arrangement) -> Results:
     """Fewer tokens than there are experts."""
-    experts = given.asked.case.shape.experts
-    assert experts
-    return given.routed(given.index(RoutingKind.UNIFORM, tokens=min(given.tokens, max(1, experts.count // 2))))
+    return given.routed(given.index(RoutingKind.UNIFORM, tokens=min(given.tokens, max(1, given.experts.count // 2))))
 
 
-@_of_experts()
+@_of_experts(required=True, compiles=True)
 def other_ranks(given: Arrangement) -> Results:
-    """Some of a token's experts lie on other ranks: -1, or a number beyond the last."""
-    experts, index = given.asked.case.shape.experts, given.index(RoutingKind.UNIFORM)
-    assert experts
-    index[::3, 0], index[1::3, -1] = -1, experts.count
-    return given.routed(index)
+    """Half of the experts lie on other ranks: -1, or a number beyond the last, and NaN as weights."""
+    return given.use(given.leaves(0), given.upstream(0)) | given.gathered()
+
+
+def case_of(name: str, case: Case) -> Case:
+    """The case that a scenario asks about."""
+    local = name == other_ranks.__name__ and not case.shape.is_local
+    return replace(case, shape=case.shape.routed(RoutingKind.LOCAL)) if local else case
 
 
 LENGTHS = frozenset({"other_lengths", "fewer_tokens_than_experts"})

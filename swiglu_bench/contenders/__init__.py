@@ -7,18 +7,7 @@ ASYNC = "compile-async-tp"
 """An implementation that only `tp` has, in `split.py`, which imports torch."""
 
 CATALOGUE: tuple[Implementation, ...] = (
-    pytorch.eager,
-    pytorch.eager_packed,
-    pytorch.compiled,
-    pytorch.compiled_packed,
-    pytorch.compiled_max_autotune,
-    peers.liger,
-    peers.liger_mlp,
-    fused.unsloth,
-    peers.quack,
-    peers.quack_tuned,
-    peers.flash_swiglu_mlp,
-    *fused.ROWS.values(),
-    *experts.ROWS,
-    *fp8.ROWS,
-)
+    pytorch.eager, pytorch.eager_packed, pytorch.compiled, pytorch.compiled_packed, pytorch.compiled_max_autotune,
+    peers.liger, peers.liger_mlp, fused.unsloth, peers.quack, peers.quack_tuned, peers.flash_swiglu_mlp,
+    peers.tile_kernels, *fused.ROWS.values(), *experts.ROWS, *fp8.ROWS,
+)  # fmt: skip

@@ -6,12 +6,13 @@ do: the gate's rows first or, where the model has it so, in turn with up's.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.cases import Dtype, Scope
-from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.implementation import Implementation, Step, implementation, taken_apart
 from swiglu_bench.contenders.around import joined, under_compile
 from swiglu_bench.contenders.peers import LIGER, QUACK, gate_gradient
 
@@ -31,12 +32,12 @@ GROUPED_ALIGNMENT = 8
 _row = partial(implementation, scopes=(Scope.EXPERTS,), weight_layout="packed")
 
 
-def packed(problem: Problem, compute: Compute, interleaved: bool = False) -> Step:
+def packed(problem: Problem, compute: Compute, interleaved: bool | None = None) -> Step:
     """The Step of a function of the parameters w_gate_up, w_down and, where there are biases, theirs.
 
-    Gate and up lie as the model has them, or `interleaved`.
+    Gate and up lie as the model has them unless `interleaved` says whether in turn.
     """
-    own, to_canonical = joined(problem, interleaved or problem.extras.interleaved)
+    own, to_canonical = joined(problem, problem.extras.interleaved if interleaved is None else interleaved)
 
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows, index, weights = (value.flatten(0, -2) for value in (x, top_k_index, top_k_weights))
@@ -66,8 +67,10 @@ def loop(problem: Problem) -> Step:
     gate = _gate(problem)
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        output = torch.zeros_like(x)
-        mask = torch.nn.functional.one_hot(index, len(own["w_down"])).permute(2, 1, 0)
+        output, count = torch.zeros_like(x), len(own["w_down"])
+        if problem.case.shape.is_local:
+            index, weights = of_this_rank(index, weights, count)
+        mask = torch.nn.functional.one_hot(index, count + problem.case.shape.is_local).permute(2, 1, 0)[:count]
         for number in mask.sum((1, 2)).nonzero()[:, 0]:
             slot, token = torch.where(mask[number])
             mine = {name: value[number] for name, value in own.items()}
@@ -77,6 +80,12 @@ def loop(problem: Problem) -> Step:
         return output
 
     return packed(problem, forward)
+
+
+def of_this_rank(index: Tensor, weights: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """With `experts` for experts of other ranks, which sorts last, and 0 for their weights."""
+    away = (index < 0) | (index >= experts)
+    return index.masked_fill(away, experts), weights.masked_fill(away, 0.0)
 
 
 def sorted_by_expert(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,22 +120,30 @@ def of_each_row(bias: Tensor, expert: Tensor) -> Tensor:
     "grouped",
     description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
     usage='model.set_experts_implementation("grouped_mm")  # transformers',
-    offers=("bias", "limit"),
-    multiple=GROUPED_ALIGNMENT,
-)
+    offers=("bias", "limit", "other_ranks"), multiple=GROUPED_ALIGNMENT,
+)  # fmt: skip
 def grouped(problem: Problem) -> Step:
-    """Without what transformers' spends on experts that lie on other ranks."""
+    """Rows of other ranks sort last, where no product reads or writes; only `local` routing pays for their masks."""
     import torch
 
     product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
-    gate = _gate(problem)
+    gate, local = _gate(problem), problem.case.shape.is_local
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        expert, order, ends = sorted_by_expert(index, len(own["w_down"]))
-        both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
-        hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
+        count = len(own["w_down"])
+        if local:
+            index, weights = of_this_rank(index, weights, count)
+        expert, order, ends = sorted_by_expert(index, count)
+        away, expert = (expert[:, None] == count, expert.clamp(max=count - 1)) if local else (None, expert)
+
+        def kept(rows: Tensor) -> Tensor:
+            return rows if away is None else rows.masked_fill(away, 0.0)
+
+        both = product(kept(x[order // index.shape[1]]), own["w_gate_up"].mT, offs=ends)
+        hidden = gate(kept(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both))
         found = product(hidden, own["w_down"].mT, offs=ends)
-        return summed(found + of_each_row(own["bias_down"], expert) if problem.biases else found, order, weights)
+        found = kept(found + of_each_row(own["bias_down"], expert) if problem.biases else found)
+        return summed(found, order, weights)
 
     return packed(problem, forward)
 
@@ -135,11 +152,9 @@ def grouped(problem: Problem) -> Step:
     "grouped-compile",
     description="grouped under torch.compile (Inductor, fullgraph, static shapes)",
     usage='model.set_experts_implementation("grouped_mm"); model = torch.compile(model)  # transformers',
-    backend="inductor",
-    offers=("bias", "limit"),
-    multiple=GROUPED_ALIGNMENT,
+    backend="inductor", offers=("bias", "limit", "other_ranks"), multiple=GROUPED_ALIGNMENT,
     dtypes=(Dtype.BFLOAT16,),  # Inductor's grouped product takes no other
-)
+)  # fmt: skip
 def grouped_compiled(problem: Problem) -> Step:
     """torch.compile's default mode."""
     return under_compile(grouped.build(problem))
@@ -149,7 +164,7 @@ def grouped_compiled(problem: Problem) -> Step:
     "batched",
     description="weights copied for each row, torch.bmm: those of its expert; weighted sum; as in transformers",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
-    offers=("bias", "limit"),
+    offers=("bias", "limit", "other_ranks"),
     most_tokens=16,  # of Mixtral's experts, that is 11 GB of copies
 )
 def batched(problem: Problem) -> Step:
@@ -159,6 +174,9 @@ def batched(problem: Problem) -> Step:
     gate = _gate(problem)
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        if problem.case.shape.is_local:  # copies and products are made for them, as in transformers
+            index, weights = of_this_rank(index, weights, len(own["w_down"]))
+            index = index.clamp(max=len(own["w_down"]) - 1)
         expert = index.flatten()
         mine = {name: value[expert] for name, value in own.items()}
         rows = x.repeat_interleave(index.shape[1], 0)[:, :, None]
@@ -176,9 +194,8 @@ def batched(problem: Problem) -> Step:
     description="liger-kernel's LigerFusedMoEFunction: autotuned Triton kernels for all of it",
     usage="from liger_kernel.transformers import apply_liger_kernel_to_qwen3_moe; apply_liger_kernel_to_qwen3_moe()",
     tf32=True,  # on an H100 an output was 2.4e-3 off, eager's 1.5e-7
-    imports="liger_kernel.ops.fused_moe",
-    **LIGER,
-)
+    imports="liger_kernel.ops.fused_moe", **LIGER,
+)  # fmt: skip
 def liger_experts(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerExperts calls it."""
     import torch
@@ -262,17 +279,13 @@ def _quack() -> Compute:
     description="Triton's own grouped products: with gather, SwiGLU, scatter; interleaved weights; torch sorts",
     usage="from triton_kernels.matmul import matmul; both = matmul(x, w_gate_up.mT, None, a_ragged_metadata=ragged, "
     "gather_indx=tokens)  # tokenspeed-triton-kernels",
-    backend="triton",
-    package="triton_kernels",
-    imports="triton_kernels.matmul",
-    weight_layout="interleaved",
+    backend="triton", package="triton_kernels", imports="triton_kernels.matmul", weight_layout="interleaved",
     trains="nothing",
-    interpretable="triton_kernels asks a GPU how many multiprocessors it has; it runs on a GPU only.",
-    gpus=(9, 10),
+    interpretable="triton_kernels asks a GPU how many multiprocessors it has; it runs on a GPU only.", gpus=(9, 10),
     dtypes=(Dtype.BFLOAT16,),
     multiple=8,  # rows must step by 16 bytes
     offers=("bias", "limit"),
-)
+)  # fmt: skip
 def triton_kernels(problem: Problem) -> Step:
     """Its SwiGLU adds 1 to up, as gpt-oss does; elsewhere a bias of -1, which it adds in fp32, takes that off again."""
     import torch
@@ -312,13 +325,8 @@ def triton_kernels(problem: Problem) -> Step:
     description="DeepGEMM's grouped products: torch pads rows to its blocks; torch.compile's gate and sum",
     usage="from deep_gemm import m_grouped_bf16_gemm_nt_contiguous; "
     "m_grouped_bf16_gemm_nt_contiguous(rows, w_gate_up, both, ends, use_psum_layout=True)  # sgl-deep-gemm",
-    package="deep_gemm",
-    trains="nothing",
-    gpus=(9, 10),
-    dtypes=(Dtype.BFLOAT16,),
-    multiple=64,
-    offers=("limit",),
-)
+    package="deep_gemm", trains="nothing", gpus=(9, 10), dtypes=(Dtype.BFLOAT16,), multiple=64, offers=("limit",),
+)  # fmt: skip
 def deep_gemm(problem: Problem) -> Step:
     """Each expert's rows begin at a multiple of its blocks' rows; what lies between is never read again."""
     import torch
@@ -352,6 +360,143 @@ def deep_gemm(problem: Problem) -> Step:
     return packed(problem, forward)
 
 
+def _flashinfer(problem: Problem, tuned: bool, finalize: bool) -> Step:
+    """Its rows of up come before those of the gate, 32 by 32; with `tuned` its own tuner chooses the tiles at build."""
+    import torch
+    from flashinfer import autotune, cute_dsl_fused_moe_bf16
+    from flashinfer.fused_moe.utils import map_to_hybrid_bucket_uncapped
+
+    case = problem.case
+    names = {"limit": "swiglu_limit", "alpha": "swiglu_alpha", "up_offset": "swiglu_beta"}
+    gate = {names[name]: value for name, value in problem.extras.variant.items() if value is not None}
+    run: Callable[..., Tensor] = partial(cute_dsl_fused_moe_bf16, use_fused_finalize=finalize, **gate)
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        route, sizes = (index.to(torch.int32), weights.float()), (len(own["w_down"]), index.shape[1])
+        return run(x, *route, own["w_gate_up"], own["w_down"], *sizes)
+
+    def to_canonical(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = taken_apart("interleaved:32", experts=True)(given)
+        return found | {"w_gate": found["w_up"], "w_up": found["w_gate"]}
+
+    step = packed(problem, forward, interleaved=False)
+    own: Any = step.parameters
+    own["w_gate_up"] = own["w_gate_up"].detach().unflatten(1, (2, -1, 32)).flip(1).transpose(1, 2).flatten(1, 3)
+    step.to_canonical = to_canonical
+    if tuned and case.shape.experts:
+        x = own["w_down"].new_zeros(case.tokens, case.shape.hidden)
+        index = torch.arange(case.shape.experts.top_k, device=problem.device).expand(case.tokens, -1)
+        with torch.no_grad(), autotune(True, tuning_buckets=(map_to_hybrid_bucket_uncapped(case.tokens),)):
+            step.forward(x, index, index.to(x.dtype))
+    return step
+
+
+_INFERENCE: dict[str, Any] = {"trains": "nothing", "gpus": (9,), "dtypes": (Dtype.FLOAT16, Dtype.BFLOAT16)}
+_FLASHINFER: dict[str, Any] = {
+    "backend": "cutlass", "package": "flashinfer", "weight_layout": "interleaved:32", "multiple": 32,
+    "offers": ("limit",), **_INFERENCE,
+}  # fmt: skip
+FLASHINFER = tuple(
+    _row(
+        f"flashinfer{name}{'-tuned' if tuned else ''}",
+        description=f"FlashInfer's CuTe DSL kernels: {sums}; tiles {'by its own tuner' if tuned else 'by default'}",
+        usage="from flashinfer import cute_dsl_fused_moe_bf16; cute_dsl_fused_moe_bf16(x, index.int(), "
+        f"weights.float(), w_up_gate_by_32, w_down, experts, top_k, use_fused_finalize={finalize})",
+        **_FLASHINFER | {"on_request": tuned},
+    )(partial(_flashinfer, tuned=tuned, finalize=finalize))
+    for tuned in (False, True)
+    for name, sums, finalize in (("", "sums in bf16", True), ("-deterministic", "sums in fp32 by a kernel", False))
+)
+
+
+@_row(
+    "tileops",
+    description="TileOPs' routed experts (TileLang): indexed kernels for few rows, else sorted rows",
+    usage="from tileops.moe import FusedMoEExpertsFwdOp; experts = FusedMoEExpertsFwdOp(); "
+    "experts(x, w_gate_up, w_down, weights.float(), index.int())",
+    package="tileops", imports="tileops.moe", offers=("bias",), **_INFERENCE,
+)  # fmt: skip
+def tileops(problem: Problem) -> Step:
+    """Its forward operation, which takes the model's own layout."""
+    import torch
+    from tileops.moe import FusedMoEExpertsFwdOp
+
+    run: Callable[..., Tensor] = FusedMoEExpertsFwdOp()
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        biases = (own["bias_gate_up"], own["bias_down"]) if problem.biases else ()
+        return run(x, own["w_gate_up"], own["w_down"], weights.float(), index.to(torch.int32), *biases)
+
+    return packed(problem, forward)
+
+
+@_row(
+    "sonic-moe",
+    description="SonicMoE: QuACK's tuned grouped products, own kernels around them; interleaved weights",
+    usage="from sonicmoe import moe_general_routing_inputs; moe_general_routing_inputs(x, weights.flatten(), tokens, "
+    "index.flatten(), w_gate_up.permute(1, 2, 0), None, w_down.permute(1, 2, 0), None, experts, stream, SWIGLU)",
+    **QUACK | {"package": "sonicmoe", "imports": "sonicmoe", "gpus": (9, 10)},
+)
+def sonic_moe(problem: Problem) -> Step:
+    """With indices and weights that a router outside of it has made."""
+    import torch
+    from sonicmoe import moe_general_routing_inputs
+    from sonicmoe.enums import ActivationType
+
+    run: Callable[..., tuple[Tensor, Tensor]] = moe_general_routing_inputs
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        token = torch.arange(len(x), device=x.device, dtype=torch.int32).repeat_interleave(index.shape[1])
+        gate_up, down = (own[name].permute(1, 2, 0) for name in ("w_gate_up", "w_down"))
+        stream = torch.cuda.current_stream().cuda_stream
+        return run(
+            x, weights.flatten(), token, index.flatten().int(), gate_up, None, down, None, down.shape[2], stream,
+            ActivationType.SWIGLU, is_inference_mode_enabled=not torch.is_grad_enabled(),
+        )[0]  # fmt: skip
+
+    return packed(problem, forward, interleaved=True)
+
+
+def _transformers(problem: Problem, name: str) -> Step:
+    """The function that transformers calls by this name, on what it reads of a module of experts."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    module, local = types.SimpleNamespace(), problem.case.shape.is_local
+    run: Callable[..., Tensor] = partial(ALL_EXPERTS_FUNCTIONS[name], module)
+
+    def forward(_: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return run(x, *(of_this_rank(index, weights, module.num_experts) if local else (index, weights)))
+
+    step = packed(problem, forward)
+    own = step.parameters or {}
+    vars(module).update(
+        gate_up_proj=own["w_gate_up"], down_proj=own["w_down"], gate_up_proj_bias=own.get("bias_gate_up"),
+        down_proj_bias=own.get("bias_down"), num_experts=len(own["w_down"]), has_gate=True,
+        has_bias=bool(problem.biases), has_post_expert_norm=False, is_transposed=False, _is_expert_parallel=local,
+        is_concatenated=not problem.extras.interleaved, _apply_gate=_gate(problem),
+        config=types.SimpleNamespace(hidden_act="silu"),
+    )  # fmt: skip
+    return step
+
+
+_BY_TORCH: dict[str, Any] = {"offers": ("bias", "limit", "other_ranks"), "multiple": GROUPED_ALIGNMENT}
+_OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "grouped_mm": _BY_TORCH, "batched_mm": _BY_TORCH | {"most_tokens": 16},
+    "deepgemm": {"trains": "nothing", "gpus": (9, 10), "dtypes": (Dtype.BFLOAT16,), "multiple": 64},
+    "sonicmoe": {"gpus": (9, 10), "dtypes": (Dtype.FLOAT16, Dtype.BFLOAT16), "multiple": 8},
+}  # fmt: skip
+"""The last two fetch their kernels from the Hugging Face Hub, by the package `kernels`."""
+TRANSFORMERS = tuple(
+    _row(
+        f"transformers-{name.partition('_')[0]}",
+        description=f"transformers' own {name}: the function that a model of it calls",
+        usage=f"model.set_experts_implementation({name!r})  # transformers",
+        **fields | {"package": "transformers", "imports": "transformers.integrations.moe", "on_request": True},
+    )(partial(_transformers, name=name))
+    for name, fields in _OF_TRANSFORMERS.items()
+)
+
+
 def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     def build(problem: Problem) -> Step:
         from swiglu_kernels import swiglu_experts
@@ -368,13 +513,11 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     return _row(
         name,
         description=description,
-        backend="triton",
-        imports="swiglu_kernels",
-        variant=(Scope.EXPERTS,) if choices else (),
+        backend="triton", imports="swiglu_kernels", variant=(Scope.EXPERTS,) if choices else (),
         offers=("bias", "limit", "other_ranks"),
         usage="from swiglu_kernels import swiglu_experts; "
         f"out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})",
-    )(build)
+    )(build)  # fmt: skip
 
 
 fused_experts = _fused_row(
@@ -384,7 +527,7 @@ fused_experts_recompute = _fused_row(
     "fused-experts-recompute", "swiglu_experts saving x and routing: gate and up are recomputed", recompute=True
 )
 ROWS = (
-    grouped, grouped_compiled, batched, liger_experts, quack_experts, triton_kernels, deep_gemm, fused_experts,
-    fused_experts_recompute,
+    grouped, grouped_compiled, batched, liger_experts, quack_experts, sonic_moe, triton_kernels, deep_gemm,
+    *FLASHINFER, tileops, *TRANSFORMERS, fused_experts, fused_experts_recompute,
 )  # fmt: skip
 """All but the loop, which is `eager` at this scope, in the order in which tables show them."""

@@ -102,10 +102,8 @@ scaled_mm_blocks, scaled_mm_blocks_compiled = _scaled(
 scaled_grouped, scaled_grouped_compiled = _scaled(
     "scaled-grouped",
     "torch._scaled_grouped_mm: quantised by plain PyTorch; sort, gather, weighted sum as in grouped; dW in bf16",
-    scopes=(Scope.EXPERTS,),
-    precisions=(ROWWISE,),
-    gpus=(9,),
-)
+    scopes=(Scope.EXPERTS,), precisions=(ROWWISE,), gpus=(9,),
+)  # fmt: skip
 deep_gemm = _row(
     "deep-gemm-fp8",
     precisions=(BLOCKWISE,),
@@ -119,13 +117,10 @@ deep_gemm = _row(
 
 
 @_row(
-    "fp8-reference",
-    scopes=(*SCOPES, Scope.EXPERTS),
-    precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
+    "fp8-reference", scopes=(*SCOPES, Scope.EXPERTS), precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
     description="the definition in plain PyTorch: quantised and dequantised, multiplied in fp32; slow",
-    quantises_weights_before=False,
-    on_request=True,
-)
+    quantises_weights_before=False, on_request=True,
+)  # fmt: skip
 def reference(problem: Problem) -> Step:
     """What results are judged by, for any machine."""
     from swiglu_bench.cases.fp8 import defined
@@ -157,15 +152,11 @@ def _weights_of(layers: ModuleDict) -> dict[str, Tensor]:
 
 
 @_row(
-    "torchao-float8",
-    precisions=(TENSORWISE, ROWWISE),
+    "torchao-float8", precisions=(TENSORWISE, ROWWISE),
     description="torchao's float8 training, compiled: three nn.Linear by convert_to_float8_training, e4m3 throughout",
-    backend="inductor",
-    package="torchao",
-    multiple=16,
-    quantises_weights_before=False,
+    backend="inductor", package="torchao", multiple=16, quantises_weights_before=False,
     usage="from torchao.float8 import convert_to_float8_training; convert_to_float8_training(model)",
-)
+)  # fmt: skip
 def torchao_float8(problem: Problem) -> Step:
     """Its recipes, but for gradients in e5m2 (tensorwise) and scales rounded to powers of two (rowwise)."""
     import torch
@@ -182,16 +173,12 @@ def torchao_float8(problem: Problem) -> Step:
 
 
 @_row(
-    "transformer-engine",
-    precisions=(TENSORWISE, BLOCKWISE),
+    "transformer-engine", precisions=(TENSORWISE, BLOCKWISE),
     description="three te.Linear under fp8_autocast: Float8CurrentScaling and Float8BlockScaling, e4m3",
-    package="transformer_engine",
-    imports="transformer_engine.pytorch",
-    gpus=(9, 10, 12),
-    multiple=128,
+    package="transformer_engine", imports="transformer_engine.pytorch", gpus=(9, 10, 12), multiple=128,
     quantises_weights_before=False,
     usage="from transformer_engine.pytorch import Linear  # in place of nn.Linear, called under fp8_autocast",
-)
+)  # fmt: skip
 def transformer_engine(problem: Problem) -> Step:
     """Scales of blocks are fp32, not rounded to powers of two."""
     import transformer_engine.pytorch as te
@@ -242,19 +229,13 @@ fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, weight gradie
 
 
 @_row(
-    "fused-fp8-experts",
-    scopes=(Scope.EXPERTS,),
-    precisions=(ROWWISE,),
+    "fused-fp8-experts", scopes=(Scope.EXPERTS,), precisions=(ROWWISE,),
     description="swiglu_experts with fp8 products: those of the forward; the backward's are in bf16",
-    weight_layout="packed",
-    backend="triton",
-    package="swiglu_kernels.ops.experts.fp8_experts",
-    multiple=16,
-    quantises_dx=False,
-    quantises_dw=False,
+    weight_layout="packed", backend="triton", package="swiglu_kernels.ops.experts.fp8_experts", multiple=16,
+    quantises_dx=False, quantises_dw=False,
     usage="from swiglu_kernels import swiglu_experts; "
     "out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, precision='fp8-rowwise')",
-)
+)  # fmt: skip
 def fused_experts(problem: Problem) -> Step:
     """Weights are quantised before an inference forward, as `FusedSwiGLUExperts.keep_codes` has it."""
     from swiglu_bench.contenders.fp8_linear import operands
@@ -271,7 +252,16 @@ def fused_experts(problem: Problem) -> Step:
     return Step(forward, own, to_canonical, hand_over)
 
 
+_never: Any = partial(_row, scopes=(Scope.EXPERTS,), precisions=(ROWWISE,), on_request=True)
+ABSENT = tuple(
+    _never(f"{name}-grouped", description=f"fp8 grouped products of {name}: never run", absent=why)(reference.build)
+    for name, why in (
+        ("torchao", "torchao 0.18 rounds its scales to powers of two, which is another recipe."),
+        ("transformer-engine", "The part of transformer-engine 2.20 for PyTorch is published as source only."),
+    )
+)
 ROWS = (
     fused, fused_dw_torch, scaled_mm, scaled_mm_compiled, scaled_mm_blocks, scaled_mm_blocks_compiled, deep_gemm,
     torchao_float8, transformer_engine, reference, fused_experts, scaled_grouped, scaled_grouped_compiled,
+    *ABSENT,
 )  # fmt: skip

@@ -24,18 +24,14 @@ _row = partial(implementation, backend="triton", imports="swiglu_kernels")
 
 
 @_row(
-    "silu-mul",
-    scopes=DENSE,
+    "silu-mul", scopes=DENSE,
     description="elementwise launches by swiglu_kernels: silu_mul, one in each direction; nothing is overwritten",
     usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
-    offers=("bias",),
-    variant=(Scope.GLU, Scope.MLP),
-    footprints={
-        Scope.ACTIVATION: Footprint(saved=0, phases=((3, 0, 0),)),
-        Scope.GLU: Footprint(saved=2, phases=((5, 0, 0), (3, 1, 1), (2, 2, 2))),
-        Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (5, 1, 1), (2, 2, 2), (1, 3, 3))),
-    },
-)
+    offers=("bias",), variant=(Scope.GLU, Scope.MLP),
+    footprints={Scope.ACTIVATION: Footprint(saved=0, phases=((3, 0, 0),)),
+                Scope.GLU: Footprint(saved=2, phases=((5, 0, 0), (3, 1, 1), (2, 2, 2))),
+                Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (5, 1, 1), (2, 2, 2), (1, 3, 3)))},
+)  # fmt: skip
 def silu_mul(problem: Problem) -> Step:
     """The gate alone; every tensor that the backward reads stays as it was."""
     from swiglu_kernels import silu_mul
@@ -44,18 +40,14 @@ def silu_mul(problem: Problem) -> Step:
 
 
 @_row(
-    "unsloth",
-    scopes=DENSE,
+    "unsloth", scopes=DENSE,
     description="Unsloth-style SiLU-mul: one pass forward, one in-place pass backward, between two nn.Linear",
     usage="from swiglu_kernels import unsloth_silu_mul; h = unsloth_silu_mul(gate, up, overwrite=True)",
-    offers=("bias",),
-    overwrites=("gate", "up"),
-    footprints={
-        Scope.ACTIVATION: Footprint(saved=0, phases=((2, 0, 0),)),
-        Scope.GLU: Footprint(saved=2, phases=((4, 0, 0), (3, 1, 1), (2, 2, 2))),
-        Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3))),
-    },
-)
+    offers=("bias",), overwrites=("gate", "up"),
+    footprints={Scope.ACTIVATION: Footprint(saved=0, phases=((2, 0, 0),)),
+                Scope.GLU: Footprint(saved=2, phases=((4, 0, 0), (3, 1, 1), (2, 2, 2))),
+                Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3)))},
+)  # fmt: skip
 def unsloth(problem: Problem) -> Step:
     """Its backward overwrites gate and up."""
     from swiglu_kernels import unsloth_silu_mul
@@ -117,12 +109,10 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         name,
         scopes=(Scope.GLU, Scope.MLP),
         description=description,
-        trains="inputs" if frozen else "everything",
-        offers=("bias", "limit", "packed"),
-        variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP),
-        footprints=footprints,
+        trains="inputs" if frozen else "everything", offers=("bias", "limit", "packed"),
+        variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP), footprints=footprints,
         usage=_usage("out = swiglu_glu(x, w_gate, w_up", choices),
-    )
+    )  # fmt: skip
     return declare(partial(_build_glu, **choices))
 
 
@@ -133,11 +123,10 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
         name,
         scopes=(Scope.MLP,),
         description=description,
-        offers=("bias", "limit"),
-        variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
+        offers=("bias", "limit"), variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
         footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},
         usage=_usage(call, choices),
-    )
+    )  # fmt: skip
     return declare(partial(_build_mlp, **choices))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swiglu_bench.cases.cases import DENSE, Dtype, Scope
 from swiglu_bench.cases.costs import Footprint
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
-from swiglu_bench.contenders.around import around, joined
+from swiglu_bench.contenders.around import around, joined, packed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,20 +35,14 @@ QUACK: dict[str, Any] = {
 
 
 @implementation(
-    "liger",
-    scopes=DENSE,
+    "liger", scopes=DENSE,
     description="liger-kernel's SiLU-mul: LigerSiLUMulFunction between two nn.Linear",
     usage="from liger_kernel.ops.swiglu import LigerSiLUMulFunction; h = LigerSiLUMulFunction.apply(gate, up)",
-    imports="liger_kernel.ops.swiglu",
-    offers=("bias",),
-    overwrites=("gate", "up"),
-    **LIGER,
-    footprints={
-        Scope.ACTIVATION: Footprint(saved=0, phases=((1, 0, 0),)),
-        Scope.GLU: Footprint(saved=2, phases=((3, 1, 1), (2, 2, 2))),
-        Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3))),
-    },
-)
+    imports="liger_kernel.ops.swiglu", offers=("bias",), overwrites=("gate", "up"), **LIGER,
+    footprints={Scope.ACTIVATION: Footprint(saved=0, phases=((1, 0, 0),)),
+                Scope.GLU: Footprint(saved=2, phases=((3, 1, 1), (2, 2, 2))),
+                Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (2, 2, 2), (1, 3, 3)))},
+)  # fmt: skip
 def liger(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerSwiGLUMLP calls it. Its backward overwrites gate and up."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
@@ -57,8 +51,7 @@ def liger(problem: Problem) -> Step:
 
 
 @implementation(
-    "liger-mlp",
-    scopes=(Scope.MLP,),
+    "liger-mlp", scopes=(Scope.MLP,),
     description="liger-kernel's LigerMLPFunction: autotuned Triton kernels; w_down and the weight gradients by cuBLAS",
     usage="from liger_kernel.ops.mlp import LigerMLPFunction; "
     "out = LigerMLPFunction.apply(x, w_gate, w_up, w_down)  # x is [batch, tokens, hidden]",
@@ -67,7 +60,7 @@ def liger(problem: Problem) -> Step:
     multiple=8,  # rows must step by 16 bytes
     tf32=True,  # on an H100 output and gradients were 1.6e-3 to 2.3e-3 off, eager's 5e-7
     footprints={Scope.MLP: Footprint(saved=3, phases=((3, 2, 3),))},
-)
+)  # fmt: skip
 def liger_mlp(problem: Problem) -> Step:
     """As liger_kernel.transformers.LigerMLP calls it. Its backward overwrites what it saved: no second one.
 
@@ -153,17 +146,46 @@ quack_tuned = _quack_row("quack-tuned", "quack, its products tuned: each by QuAC
 
 
 @implementation(
-    "flash-swiglu-mlp",
-    scopes=(Scope.MLP,),
+    "flash-swiglu-mlp", scopes=(Scope.MLP,),
     description="flash-swiglu-mlp's Triton kernels: autotuned; w_down and the weight gradients by cuBLAS",
-    backend="triton",
-    package="flash_swiglu_mlp",
-    gpus=(9, 10, 12),
+    backend="triton", package="flash_swiglu_mlp", gpus=(9, 10, 12),
     multiple=8,  # rows must step by 16 bytes
     usage="from flash_swiglu_mlp import flash_swiglu; out = flash_swiglu(x, w_gate, w_up, w_down)",
-)
+)  # fmt: skip
 def flash_swiglu_mlp(problem: Problem) -> Step:
     """As its FlashSwiGLUMLP calls it. Its backward overwrites what it saved: no second one."""
     from flash_swiglu_mlp import flash_swiglu
 
     return _of_batches(problem, flash_swiglu)
+
+
+@implementation(
+    "tile-kernels", scopes=(Scope.GLU, Scope.MLP),
+    description="TileKernels' SwiGLU (TileLang), forward and backward: behind one nn.Linear for gate and up",
+    usage="from tile_kernels.quant import swiglu_forward; h = swiglu_forward(F.linear(x, w_gate_up), 'bf16')",
+    package="tile_kernels", imports="tile_kernels.quant", weight_layout="packed", gpus=(9, 10),
+    dtypes=(Dtype.BFLOAT16,), multiple=64, offers=("bias", "packed"),
+)  # fmt: skip
+def tile_kernels(problem: Problem) -> Step:
+    """Without the cast to fp8 that it can do on the way."""
+    import torch
+    from tile_kernels.quant import swiglu_backward, swiglu_forward
+    from torch.nn.functional import linear
+
+    class Gate(torch.autograd.Function):
+        """[tokens, 2 * intermediate], the gate's first -> [tokens, intermediate]"""
+
+        @staticmethod
+        def forward(ctx: Any, both: Tensor) -> Tensor:
+            ctx.save_for_backward(both)
+            return swiglu_forward(both, "bf16")
+
+        @staticmethod
+        def backward(ctx: Any, d_hidden: Tensor) -> Tensor:
+            return swiglu_backward(*ctx.saved_tensors, d_hidden.contiguous(), "bf16")[0]
+
+    def glu(x: Tensor, w_gate_up: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = Gate.apply(linear(x, w_gate_up, bias).flatten(0, -2))
+        return found.unflatten(0, x.shape[:-1])
+
+    return packed(problem, glu)

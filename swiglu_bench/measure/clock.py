@@ -26,6 +26,8 @@ class Sample:
     result: Any
     turn_ms: float = 0.0
     """By another process's clock: the call with its inputs and the handing over of its results, the spin taken off."""
+    mhz: float | None = None
+    """The GPU's clock behind the call: the cycles of a spin by the time between two events around it."""
 
 
 Action = Callable[[], Any]
@@ -109,11 +111,12 @@ class CudaClock(Clock):
 
     A short spin holds the GPU while the host queues inputs, event, work, event: launch gaps of the host do not count,
     and no stream of a contender's own finds the inputs before the call begins. After everything is queued the first
-    event is queried: it must not have passed. The sample records the answer.
+    event is queried: it must not have passed. The sample records the answer. A spin behind everything tells the clock.
     """
 
     MARGIN_US = 50.0
     SPIN_LIMIT_US = 50_000.0
+    SPIN_BEHIND_US = 100.0
     L2_FACTOR = 2
 
     def __init__(self, device: torch.device, cold_l2: bool = True) -> None:
@@ -125,15 +128,14 @@ class CudaClock(Clock):
         self._sum = torch.zeros((), device=device)
         self._pauses: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._paused_s = 0.0
-        self._cycles_per_us = self._calibrate()
+        self._cycles_per_us = [self._mhz(2_000_000) for _ in range(2)][-1]
 
-    def _calibrate(self) -> float:
-        (start, end), cycles = _events(), 2_000_000
-        for _ in range(2):
-            start.record()
-            torch.cuda._sleep(cycles)
-            end.record()
-            end.synchronize()
+    def _mhz(self, cycles: int) -> float:
+        start, end = _events()
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
         return cycles / (start.elapsed_time(end) * 1e3)
 
     def synchronize(self) -> None:
@@ -170,9 +172,9 @@ class CudaClock(Clock):
         queue_us = (time.perf_counter() - queued) * 1e6
         filled = not start.query()
         hand_over()
-        end.synchronize()
+        mhz = self._mhz(int(self.SPIN_BEHIND_US * self._cycles_per_us))
         paused_ms = sum(first.elapsed_time(last) for first, last in self._pauses)
-        return Sample(start.elapsed_time(end) - paused_ms, host_us, queue_us, filled, result)
+        return Sample(start.elapsed_time(end) - paused_ms, host_us, queue_us, filled, result, mhz=mhz)
 
     @contextmanager
     def pause(self) -> Iterator[None]:

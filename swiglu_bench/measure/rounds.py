@@ -80,6 +80,12 @@ class Timing:
         """Time of each sample."""
         return [sample.ms for sample in self.samples]
 
+    @property
+    def cycles(self) -> list[float]:
+        """Thousands of cycles of each sample; empty where the clock of one is not known."""
+        found = [sample.ms * sample.mhz for sample in self.samples if sample.mhz]
+        return found if len(found) == len(self.samples) else []
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -94,12 +100,16 @@ class Rounds:
         most = max(len(timing.samples) for timing in self.timings.values())
         return dataclasses.replace(rule, warmup_rounds=0, min_rounds=most, max_rounds=most, budget_s=0.0)
 
-    def ratio(self, name: str, baseline: str) -> Interval | None:
-        """Per-round ratio of a contender to a baseline: median and 95% interval; None without samples."""
+    def ratio(self, name: str, baseline: str, in_cycles: bool = False) -> Interval | None:
+        """Per-round ratio of a contender to a baseline: median and 95% interval; None without samples.
+
+        `in_cycles` of the GPU's clock, which differs from call to call where it is not locked; None without one.
+        """
         mine, base = self.timings[name], self.timings[baseline]
         if mine.failure or base.failure or not mine.samples:
             return None
-        return ratio_interval(mine.ms, base.ms)
+        values, others = (mine.cycles, base.cycles) if in_cycles else (mine.ms, base.ms)
+        return ratio_interval(values, others) if values and others else None
 
     def note(self, name: str, row: Any) -> None:
         """Enter a contender's median and spread into a Record, and how they were measured; it must have samples."""

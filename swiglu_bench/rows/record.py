@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 About = Mapping[str, Any]
@@ -133,8 +133,8 @@ class Record:
     # experts, and how a call of this case loads them
     experts: Count = figure("number of experts", since=5)
     top_k: Count = figure("number of experts per token", since=5)
-    routing: str = text("how they are drawn: `balanced`, `uniform`, `zipf` or `single`; unless it is `uniform`, "
-        "`shape` contains it after an `@`", since=5)
+    routing: str = text("how they are drawn: `balanced`, `uniform`, `zipf`, `single` or `local`; unless it is "
+        "`uniform`, `shape` contains it after an `@`", since=5)
     expert_tokens_min: Count = figure("tokens of the expert with the fewest", "tokens", since=5)
     expert_tokens_median: Number = figure("median over experts", "tokens", since=5)
     expert_tokens_max: Count = figure("tokens of the expert with the most", "tokens", since=5)
@@ -200,6 +200,9 @@ class Record:
     ratio_high: Number = figure("upper end of the ratio's 95% interval", better=LOWER)
     verdict: str = text("`faster` or `slower` than the baseline, or `tie`: the interval contains 1, or the ratio is "
         "no further from 1 than the A/A interval reaches", since=2)
+    cycles_ratio: Number = figure("the ratio in cycles of the GPU's clock, which a spin behind each call tells; a "
+        "remark says where the verdict is another in cycles, also of `graph_ratio` and `hot_ratio`; empty: no ratio of "
+        "the row is confirmed in cycles", better=LOWER, since=10)
     aa_ratio: Number = figure("the ratio of the baseline to itself, from additional baseline processes (A/A) in the "
         "same rounds; without noise it would be 1", since=2)
     aa_low: Number = figure("lower end of the 95% interval for one more such process", since=2)

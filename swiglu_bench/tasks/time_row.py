@@ -149,6 +149,20 @@ def note_comparison(record: Record, rounds: Rounds, noise: Interval | None, alia
         record.twin_ms = tuple(rounds.timings[aliases[0]].ms)
     elif ratio and noise:
         record.verdict = verdict(ratio, noise.noise)
+        record.cycles_ratio = _in_cycles(record, rounds, record.verdict, noise.noise)
+
+
+def _in_cycles(record: Record, rounds: Rounds, said: str, noise: float, where: str = "") -> float | None:
+    """The ratio to the baseline in cycles of the GPU's clock; where its verdict is another, the row says so."""
+    ratio = rounds.ratio(record.implementation, record.baseline, in_cycles=True)
+    if ratio is None:
+        return None
+    if (found := verdict(ratio, noise)) != said:
+        interval = f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), {found}"
+        record.remark(
+            f"Its verdict{where} is not confirmed in cycles of the GPU's clock: there the ratio is {interval}."
+        )
+    return ratio.median
 
 
 # After the rounds
@@ -180,7 +194,7 @@ def measure_beside(court: Court, case: Case, entries: Sequence[Entry], gpu: Gpu 
                 if timing.samples and not timing.failure:
                     setattr(entry.record, f"{timed_by}_us", percentile(timing.ms, 50) * 1e3)
                     if timed_by == "hot":
-                        entry.record.hot_ratio, entry.record.hot_verdict = _beside(entry.record, rounds)
+                        entry.record.hot_ratio, entry.record.hot_verdict = _beside(entry.record, rounds, "hot")
         tell("CUDA graphs", 0.93)
         _graphs(court, case, entries, RoundJudge(court, names, full_share=0.0), rule)
         if court.settings.energy and gpu and case.mode is not Mode.BACKWARD:
@@ -207,17 +221,18 @@ def measure_new_tokens(court: Court, case: Case, entries: Sequence[Entry], tell:
                 entry.record.remark(f"It was not called with {count} further token counts: {one_line(error)}.")
 
 
-def _beside(record: Record, rounds: Rounds) -> tuple[float | None, str]:
+def _beside(record: Record, rounds: Rounds, kind: str) -> tuple[float | None, str]:
     """The ratio to the baseline and its verdict, by the A/A noise of the case; (None, "") where there is none."""
-    base = rounds.timings.get(record.baseline)
-    if not record.comparable or record.implementation == record.baseline or base is None or base.failure:
-        return None, ""
-    ratio = rounds.ratio(record.implementation, record.baseline)
+    compared = record.comparable and record.implementation != record.baseline and record.baseline in rounds.timings
+    ratio = rounds.ratio(record.implementation, record.baseline) if compared else None
     if ratio is None:
         return None, ""
     if record.aa_ratio is None or record.aa_low is None or record.aa_high is None:
         return ratio.median, ""
-    return ratio.median, verdict(ratio, Interval(record.aa_ratio, record.aa_low, record.aa_high).noise)
+    noise = Interval(record.aa_ratio, record.aa_low, record.aa_high).noise
+    found = verdict(ratio, noise)
+    _in_cycles(record, rounds, found, noise, f" of {kind}_ratio")
+    return ratio.median, found
 
 
 def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudge, rule: Rule) -> None:
@@ -247,7 +262,7 @@ def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudg
             by_name[name].graph_reason = f"Its replay fails: {one_line(timing.failure)}."
         else:
             by_name[name].graph_us = percentile(timing.ms, 50) * 1e3 / court.settings.layers
-            by_name[name].graph_ratio, by_name[name].graph_verdict = _beside(by_name[name], rounds)
+            by_name[name].graph_ratio, by_name[name].graph_verdict = _beside(by_name[name], rounds, "graph")
             if court.settings.layers > 1:
                 by_name[name].remark(f"graph_us is the time of one of {court.settings.layers} layers in a CUDA graph.")
 

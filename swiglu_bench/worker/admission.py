@@ -239,7 +239,8 @@ class Admitting:
         seeds = self._seeds if at is None else dataclasses.replace(self._seeds, weights=self._drawn.weights)
         train, found = usage.trains(implementation, case), list[TensorCheck]()
         for name in usage.wanted(implementation, case):
-            asked = usage.Question(name, case, self._variant, seeds, train, implementation.most_tokens)
+            about = usage.case_of(name, case)
+            asked = usage.Question(name, about, self._variant, seeds, train, implementation.most_tokens)
             found += self._ask_use(contender, asked)
         contender.tell("end_use")
         return tuple(found)

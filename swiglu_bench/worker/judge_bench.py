@@ -21,7 +21,7 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import OWN, OwnLayout
 from swiglu_bench.check.chain import Marks
-from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, numbers, sizes, torch_dtype
+from swiglu_bench.check.inputs import Draw, ExpertLoad, load_of, make_problem, numbers, rows_of_each, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
 from swiglu_bench.check.results import Fault, Letterbox, Sizes, same_bits
@@ -246,7 +246,7 @@ class JudgeBench:
         """Make the bare products of experts, with a typical load, ready to be timed; why they cannot be, or ""."""
         case = self._judge.problem.case
         assert case.shape.experts
-        counts = self._judge.desk.typical_experts.flatten().bincount(minlength=case.shape.experts.count)
+        counts = rows_of_each(case.shape.experts, self._judge.desk.typical_experts)
         try:
             run = grouped_products(*products_by_kind(case, gradients), counts, torch_dtype(case))
             run()

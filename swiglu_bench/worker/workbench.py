@@ -456,7 +456,7 @@ class Workbench:
         delivered, faults = self._by_weight(*handed.pop())
         return SampleReport(
             ms=max(taken.ms, 0.0), host_us=max(taken.host_us, 0.0), queue_us=taken.queue_us,
-            queue_filled=taken.queue_filled, delivered=delivered, faults=faults,
+            queue_filled=taken.queue_filled, mhz=taken.mhz, delivered=delivered, faults=faults,
         )  # fmt: skip
 
     def _by_weight(

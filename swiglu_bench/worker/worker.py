@@ -311,12 +311,13 @@ class SampleReport(Report):
     host_us: Duration
     queue_us: Duration
     queue_filled: bool
+    mhz: Duration | None = None
     delivered: list[Text]
     faults: dict[Text, FaultReport]
 
     def sample(self) -> Sample:
         """Its times, without the call's result."""
-        return Sample(self.ms, self.host_us, self.queue_us, self.queue_filled, None)
+        return Sample(self.ms, self.host_us, self.queue_us, self.queue_filled, None, mhz=self.mhz)
 
 
 @dataclass(frozen=True, kw_only=True)

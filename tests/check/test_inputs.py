@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -8,7 +9,17 @@ from torch import Tensor
 
 from swiglu_bench.cases.cases import ACTIVATIONS, Dtype, Experts, Extras, RoutingKind, Scope, Shape
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.inputs import DEPTHS, Desk, Draw, Values, draw_experts, load_of, make_problem, new_seed
+from swiglu_bench.check.inputs import (
+    DEPTHS,
+    Desk,
+    Draw,
+    Values,
+    draw_experts,
+    load_of,
+    make_problem,
+    new_seed,
+    of_other_ranks,
+)
 
 WIDE_SHAPE = Shape("wide", 512, 300, "made up", (1,))
 
@@ -111,7 +122,11 @@ def test_a_token_has_different_experts_and_every_draw_is_another(
         draw_experts(Experts(count, top_k, routing), place, torch.Generator().manual_seed(seed))
     assert torch.equal(index, again)
     assert tokens < 50 or not torch.equal(index, other)
-    assert all(set(row) <= set(range(count)) and len(set(row)) == top_k for row in index.tolist())
+    away = of_other_ranks(Experts(count, top_k), index)
+    assert int(away.sum()) == (routing is RoutingKind.LOCAL) * (tokens * top_k // 2)
+    assert set(index[away].tolist()) <= {-1, *range(count, 2 * count)}
+    here = [[one for one in row if 0 <= one < count] for row in index.tolist()]
+    assert all(len(set(row)) == len(row) for row in here)
 
 
 def test_loads_are_what_the_routing_says() -> None:
@@ -129,3 +144,14 @@ def test_loads_are_what_the_routing_says() -> None:
     skewed_least, skewed_most, _ = load(RoutingKind.ZIPF)
     assert skewed_most > 6 * skewed_least
     assert idle == 0
+    assert 0 < load(RoutingKind.LOCAL)[0] < load(RoutingKind.LOCAL)[1] < 320
+
+
+def test_weights_of_other_ranks_are_nan() -> None:
+    case = small_case(scope=Scope.EXPERTS)
+    case = dataclasses.replace(case, shape=case.shape.routed(RoutingKind.LOCAL))
+    assert (case.shape.name, case.pairs, case.rows) == (f"{small_case().shape.name}@local", 14, 7)
+    desk = Desk(make_problem(case, "cpu"))
+    for values in Values:
+        _, index, weights = desk.activations(Draw(new_seed(), values))
+        assert torch.equal(weights.isnan(), of_other_ranks(Experts(5, 2), index))

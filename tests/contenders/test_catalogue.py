@@ -8,7 +8,7 @@ from swiglu_bench.cases.cases import Precision, Scope, differentiable, tensors
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import CATALOGUE
 
-UNPREDICTED = {"fused-mlp-chunked", "quack", "quack-tuned", "flash-swiglu-mlp"}
+UNPREDICTED = {"fused-mlp-chunked", "quack", "quack-tuned", "flash-swiglu-mlp", "tile-kernels"}
 """The peak of a chunked one is no fixed number of whole tensors, and the peers' kernels allocate as they like."""
 
 
@@ -22,7 +22,9 @@ def test_entries_are_complete(one: Implementation) -> None:
     assert "," not in one.name, "a comma separates names on the command line"
     assert registry.find(dataclasses.replace(one, build=None)) is one, "another process finds it by its name"
     assert one.imports.partition(".")[0] in ("", one.package, "swiglu_kernels"), "which is installed with the suite"
-    frozen, forward = one.name in {"fused", "fused-preact"}, one.name in {"triton-kernels", "deep-gemm"}
+    frozen = one.name in {"fused", "fused-preact"}
+    forward = one.name in {"triton-kernels", "deep-gemm", "tileops", "transformers-deepgemm"}
+    forward |= one.package == "flashinfer"
     assert {one.gradients(scope) for scope in one.scopes} == {
         () if forward else differentiable(scope) if frozen else tensors(scope) for scope in one.scopes
     }
@@ -31,4 +33,4 @@ def test_entries_are_complete(one: Implementation) -> None:
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
 def test_a_gpu_with_all_packages_runs_everything(one: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert one.unavailable("cuda") is None
+    assert one.unavailable("cuda") == (one.absent or None)

@@ -1,5 +1,6 @@
 """The rows of other projects, on packages of the same names and signatures written in plain torch."""
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -10,22 +11,23 @@ from typing import Any
 import pytest
 import torch
 from judged import judge_here
-from specimens import small_case
+from specimens import SMALL, small_case
 from torch import Tensor
 from torch.nn.functional import silu
 
 from swiglu_bench.cases import definition
-from swiglu_bench.cases.cases import Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.cases.cases import Case, Dtype, Extras, Mode, RoutingKind, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import Draw, make_problem, new_seed
+from swiglu_bench.check.inputs import Desk, Draw, make_problem, new_seed
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.contenders import experts, peers
 from swiglu_kernels import reference
 
 ALL = (
     peers.quack, peers.quack_tuned, peers.flash_swiglu_mlp, peers.liger_mlp, experts.quack_experts,
-    experts.liger_experts, experts.triton_kernels, experts.deep_gemm,
+    experts.liger_experts, experts.triton_kernels, experts.deep_gemm, experts.sonic_moe, experts.tileops,
+    *experts.FLASHINFER, peers.tile_kernels,
 )  # fmt: skip
 ROWS = [(one, scope) for one in ALL for scope in sorted(one.scopes)]
 
@@ -136,6 +138,57 @@ def grouped_product(a: Tensor, b: Tensor, d: Tensor, ends: Tensor, *, use_psum_l
         start = -(-end // BLOCK) * BLOCK
 
 
+def by_32(
+    x: Tensor, index: Tensor, weights: Tensor, w_up_gate: Tensor, w_down: Tensor, experts: int, top_k: int, *,
+    use_fused_finalize: bool, swiglu_limit: float | None = None, swiglu_alpha: float = 1.0, swiglu_beta: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """FlashInfer's cute_dsl_fused_moe_bf16."""
+    assert (experts, top_k, weights.dtype) == (len(w_down), index.shape[1], torch.float32)
+    assert isinstance(use_fused_finalize, bool)
+    up, gate = (part.flatten(1, 2) for part in w_up_gate.unflatten(1, (-1, 2, 32)).unbind(2))
+    names = dict(zip(("w_gate", "w_up", "w_down"), (gate, up, w_down), strict=True))
+    variant = {"limit": swiglu_limit, "alpha": swiglu_alpha, "up_offset": swiglu_beta}
+    return definition.experts(x, int32(index), weights, names, **variant)
+
+
+def int32(index: Tensor) -> Tensor:
+    assert index.dtype is torch.int32
+    return index.long()
+
+
+def tileops(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, index: Tensor, *biases: Tensor) -> Tensor:
+    """TileOPs' FusedMoEExpertsFwdOp."""
+    assert weights.dtype is torch.float32
+    given = dict(zip(("b_gate_up", "b_down"), biases, strict=bool(biases)))
+    return reference.swiglu_experts(x, w_gate_up, w_down, int32(index), weights.to(x.dtype), **given)
+
+
+def general_routing(
+    x: Tensor, scores: Tensor, token: Tensor, expert: Tensor, w1: Tensor, b1: None, w2: Tensor, b2: None, experts: int,
+    stream: int, activation: str, *, is_inference_mode_enabled: bool,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """SonicMoE's moe_general_routing_inputs; weights [n, k, experts] in memory as [experts, n, k]."""
+    assert (w1.permute(2, 0, 1).is_contiguous(), w2.permute(2, 0, 1).is_contiguous(), b1, b2) == (
+        True,
+        True,
+        None,
+        None,
+    )
+    assert (is_inference_mode_enabled, activation) == (not torch.is_grad_enabled(), "swiglu")
+    assert int32(token).equal(torch.arange(len(x)).repeat_interleave(len(expert) // len(x)))
+    index, weights = (value.unflatten(0, (len(x), -1)) for value in (int32(expert), scores))
+    own = {"w_gate": w1[::2].permute(2, 0, 1), "w_up": w1[1::2].permute(2, 0, 1), "w_down": w2.permute(2, 0, 1)}
+    return definition.experts(x, index, weights, own), None
+
+
+def swiglu_backward(both: Tensor, d_hidden: Tensor, fmt: str) -> tuple[Tensor]:
+    """TileKernels' backward of silu(gate) * up."""
+    assert (both.dim(), d_hidden.is_contiguous(), fmt) == (2, True, "bf16")
+    with torch.enable_grad():
+        leaf = both.detach().requires_grad_()
+        return torch.autograd.grad(silu(leaf.chunk(2, 1)[0]) * leaf.chunk(2, 1)[1], leaf, d_hidden)
+
+
 @pytest.fixture
 def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
     """The packages; what a row gives to torch.compile runs as it is."""
@@ -160,13 +213,28 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
         "triton_kernels.reduce": {"reduce": lambda rows, dim: (rows.sum(dim), None)},
         "triton_kernels.swiglu": {"swiglu_fn": TritonKernels.swiglu},
         "triton_kernels.tensor": {"make_ragged_tensor_metadata": TritonKernels.make_ragged_tensor_metadata},
+        "flashinfer": {"cute_dsl_fused_moe_bf16": by_32, "autotune": lambda tune, **buckets: contextlib.nullcontext()},
+        "flashinfer.fused_moe.utils": {"map_to_hybrid_bucket_uncapped": int},
+        "tile_kernels.quant": {
+            "swiglu_forward": lambda both, fmt: silu(both.chunk(2, 1)[0]) * both.chunk(2, 1)[1],
+            "swiglu_backward": swiglu_backward,
+        },
+        "tileops.moe": {"FusedMoEExpertsFwdOp": lambda: tileops},
+        "sonicmoe": {"moe_general_routing_inputs": general_routing},
+        "sonicmoe.enums": {"ActivationType": types.SimpleNamespace(SWIGLU="swiglu")},
         "liger_kernel.ops.fused_moe": {"LigerFusedMoEFunction": types.SimpleNamespace(apply=fused_moe)},
     }.items():
         module = types.ModuleType(name)
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch, "compile", lambda function=None, **options: function or (lambda given: given))
     return fake
+
+
+def of_32(one: Implementation) -> Shape:
+    """A small shape that a row takes."""
+    return dataclasses.replace(SMALL, hidden=64, intermediate=192) if one.multiple in (32, 64) else SMALL
 
 
 def failures(one: Implementation, case: Case, device: str = "cpu") -> list[str]:
@@ -177,7 +245,8 @@ def failures(one: Implementation, case: Case, device: str = "cpu") -> list[str]:
         produced = built.infer(draw) if case.mode is Mode.FORWARD else built.train(draw)
         checks = judge_here(judge, produced, draw, others=built.parameters.values())
         assert {check.tensor for check in checks} == {"output", *produced}
-        assert len(checks) == 1 + (case.mode is not Mode.FORWARD) * len(one.gradients(case.scope))
+        gradients = len(one.gradients(case.scope)) + len(problem.biases)
+        assert len(checks) == 1 + (case.mode is not Mode.FORWARD) * gradients
         failed += [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
     return failed
 
@@ -185,7 +254,7 @@ def failures(one: Implementation, case: Case, device: str = "cpu") -> list[str]:
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
 @pytest.mark.parametrize(("one", "scope"), ROWS, ids=lambda part: getattr(part, "name", part))
 def test_a_row_is_right_if_its_package_is(quack: Quack, one: Implementation, scope: Scope, mode: Mode) -> None:
-    assert failures(one, small_case(scope=scope, mode=mode)) == []
+    assert failures(one, small_case(scope=scope, mode=mode, shape=of_32(one))) == []
     if one.package == "quack":
         assert set(quack.tuned) == {one is peers.quack_tuned}
 
@@ -198,11 +267,29 @@ def test_a_row_is_right_if_its_package_is(quack: Quack, one: Implementation, sco
         (experts.triton_kernels, Extras(bias=True)),
         (experts.triton_kernels, Extras(bias=True, limit=0.5, alpha=1.702, interleaved=True)),
         (experts.deep_gemm, Extras(limit=0.5, alpha=1.702, interleaved=True)),
+        (experts.FLASHINFER[0], Extras(limit=0.5)),
+        (experts.FLASHINFER[1], Extras(limit=0.5, alpha=1.702, interleaved=True)),
+        (experts.tileops, Extras(bias=True)),
     ],
 )
 def test_every_gate_that_it_offers(quack: Quack, one: Implementation, extras: Extras, tokens: int) -> None:
-    shape = dataclasses.replace(small_case(scope=Scope.EXPERTS).shape, extras=extras)
+    shape = dataclasses.replace(small_case(scope=Scope.EXPERTS, shape=of_32(one)).shape, extras=extras)
     assert failures(one, small_case(scope=Scope.EXPERTS, mode=Mode.FORWARD, tokens=tokens, shape=shape)) == []
+
+
+def test_those_of_transformers_are_its_own() -> None:
+    """Those that fetch kernels raise what transformers says without the package that fetches them."""
+    pytest.importorskip("transformers")
+    grouped, batched, *hub = experts.TRANSFORMERS
+    for routing in (RoutingKind.UNIFORM, RoutingKind.LOCAL):
+        for extras in (Extras(), Extras(bias=True, limit=0.5, alpha=1.702, interleaved=True)):
+            case = small_case(scope=Scope.EXPERTS, shape=dataclasses.replace(SMALL, extras=extras))
+            case = dataclasses.replace(case, shape=case.shape.routed(routing))
+            assert failures(grouped, case) == failures(batched, case) == []
+    problem = make_problem(small_case(scope=Scope.EXPERTS), "cpu")
+    for one in hub:
+        with pytest.raises((ImportError, ValueError)):
+            one.build(problem).forward(*Desk(problem).activations(Draw(1)))
 
 
 # Where they do not run
@@ -214,7 +301,7 @@ def test_only_with_its_package_on_the_gpus_it_is_made_for(one: Implementation, m
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name in there else None)
     assert one.unavailable("cuda", capability="9.0") is one.unavailable("cuda") is None
     older, cpu = str(one.unavailable("cuda", True, "8.0")), str(one.unavailable("cpu", True))
-    needs = "It needs a GPU of compute capability 9.x or 10.x"
+    needs = "It needs a GPU of compute capability 9.x"
     assert (older.startswith(needs), cpu.startswith(needs)) == (bool(one.gpus), bool(one.gpus))
     assert older.endswith("this GPU has 8.0." if one.gpus else "None")
     assert "there is none here." in cpu or "a GPU only" in cpu

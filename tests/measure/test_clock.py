@@ -48,6 +48,7 @@ def test_the_clock_of_a_gpu_and_its_other_data(cuda: torch.device) -> None:
     assert other is not None
     assert other.nbytes >= 2 * torch.cuda.get_device_properties(cuda).L2_cache_size
     assert cold.sample(lambda: cold._sum.item(), 100.0, lambda: other[:7].fill_(1)).result == 7
+    assert 200.0 < (cold.sample(lambda: None, 100.0).mhz or 0.0) < 4000.0
 
 
 @pytest.mark.gpu

@@ -42,7 +42,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def play(
         other_ms: float = 1.0, others: tuple[Implementation, ...] = (mine.mine,), eager_ms: float = 1.0,
-        jitter: float = 0.01, this: machine.Machine = THIS, case: Any = None, **changes: Any,
+        jitter: float = 0.01, this: machine.Machine = THIS, case: Any = None, other_mhz: float | None = None,
+        **changes: Any,
     ) -> dict[str, Record]:  # fmt: skip
         real, count = court.Contender.ask, 0
 
@@ -54,7 +55,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
             count += 1
             ms = eager_ms if self.implementation.name == "eager" else other_ms
             ms *= 1 + jitter * (((count * 7919) % 101) / 101 - 0.5)
-            return dataclasses.replace(report, ms=ms, host_us=ms * 1e3)
+            mhz = other_mhz if self.implementation.name != "eager" or other_mhz is None else 2000.0
+            return dataclasses.replace(report, ms=ms, host_us=ms * 1e3, mhz=mhz)
 
         monkeypatch.setattr(court.Contender, "ask", ask)
         monkeypatch.setattr(Chains, "disagreements", lambda *_: {})
@@ -81,6 +83,15 @@ def test_a_verdict_for_every_contender(played: Play, other_ms: float, verdict: s
         assert record.aa_ratio == pytest.approx(1.0, abs=0.005)
     assert len(found["eager"].twin_ms) == len(found["eager"].samples_ms) == 40
     assert found["mine"].twin_ms == ()
+
+
+@pytest.mark.parametrize("mhz", [None, 2000.0, 1800.0])
+def test_a_verdict_that_the_clock_explains_is_not_confirmed(played: Play, mhz: float | None) -> None:
+    """Of two that take 1 and 1.11 ms at 2000 and 1800 MHz, none needs more cycles."""
+    found = played(2000 / 1800, other_mhz=mhz)["mine"]
+    assert found.verdict == "slower"
+    assert found.cycles_ratio == (pytest.approx(mhz / 1800, rel=0.01) if mhz else None)
+    assert ("is not confirmed in cycles" in found.remarks) == (mhz == 1800.0)
 
 
 @pytest.mark.parametrize("lacking", [1, 3])

@@ -28,7 +28,10 @@ from swiglu_bench.worker.worker import LONGEST_MS, LONGEST_US, MOST_REASON, Layo
 
 FORWARD = small_case(mode=Mode.FORWARD)
 
-RIGHT = {"ms": 1.0, "host_us": 2.0, "queue_us": 2.0, "queue_filled": True, "delivered": ["output"], "faults": {}}
+RIGHT = {
+    "ms": 1.0, "host_us": 2.0, "queue_us": 2.0, "queue_filled": True, "mhz": 1980.0, "delivered": ["output"],
+    "faults": {},
+}  # fmt: skip
 
 
 def test_a_report_is_its_fields() -> None:
@@ -39,7 +42,7 @@ def test_a_report_is_its_fields() -> None:
     "change",
     [
         {"ms": "1"}, {"ms": -1.0}, {"ms": float("nan")}, {"ms": None}, {"more": 1}, {"delivered": "output"},
-        {"delivered": ["x" * (MOST_REASON + 1)]}, {"queue_filled": 1}, {"faults": {"output": "wrong"}},
+        {"delivered": ["x" * (MOST_REASON + 1)]}, {"queue_filled": 1}, {"mhz": -1.0}, {"faults": {"output": "wrong"}},
     ],
 )  # fmt: skip
 def test_anything_else_is_malformed(change: dict[str, Any]) -> None:

@@ -249,7 +249,11 @@ ROUTED = (
               build=_dropping(_all_but_last_tile), tokens=300),
     _of_large("strides-of-experts", "reads x as if it were contiguous, of many tokens", build=_strides_of_experts),
     _of_large("other-ranks-wrapped", "offers to skip experts of other ranks, and takes -1 for its own last one",
-              build=_routed(lambda index, weights, count: (index % count, weights)), offers=("other_ranks",)),
+              build=_routed(lambda index, weights, count: (index % count, weights.nan_to_num(0.5))),
+              offers=("other_ranks",)),
+    _of_large("other-ranks-times-zero", "the same, with weights that are multiplied by zero, NaN or not",
+              build=_routed(lambda index, weights, n: (index % n, weights * ((index >= 0) & (index < n)))),
+              offers=("other_ranks",)),
     _of_experts("far-experts-folded", "the offset of an expert's weights is computed in 32 bits", ("far experts",),
                 _far_experts_folded, task="audit", needs="cuda", dtype=Dtype.BFLOAT16),
 )  # fmt: skip

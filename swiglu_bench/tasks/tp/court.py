@@ -295,7 +295,7 @@ def merged(reports: Sequence[Any]) -> Any:
 def _slowest(samples: Sequence[Any]) -> dict[str, Any]:
     """The figures of a sample that all ranks have taken together."""
     found = {name: max(getattr(sample, name) for sample in samples) for name in ("ms", "host_us", "queue_us")}
-    return found | {"queue_filled": all(sample.queue_filled for sample in samples)}
+    return found | {"queue_filled": all(sample.queue_filled for sample in samples), "mhz": None}
 
 
 def bare(group: Group, these: tuple[Collective, ...], elements: int, dtype: torch.dtype) -> Callable[[], None]:
