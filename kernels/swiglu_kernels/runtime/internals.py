@@ -139,6 +139,12 @@ def held_by_no_more(saved: tuple[Any, ...], number: int, most: tuple[int, int, i
     )
 
 
+def fsdp_is_used() -> bool:
+    """Tell whether a module of this process is managed by `fully_shard`, which writes weights and hides it."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    return states is not None and bool(getattr(states, "_module_state_mapping", True))
+
+
 def constant_in_graphs(function: Any) -> Any:
     """Let Dynamo take the function's result for a constant; a Dynamo that does not know the mark traces the function.
 

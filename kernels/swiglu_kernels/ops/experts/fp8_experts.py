@@ -17,6 +17,7 @@ import torch
 from swiglu_kernels.ops.experts import hopper_fp8_experts, portable_experts
 from swiglu_kernels.ops.experts.routing import Routing
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.kept_codes import find
 from swiglu_kernels.ops.fp8.portable_codes import Quantised, quantise_rows
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.checks import check_option, check_tensor
@@ -76,27 +77,32 @@ Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
 def products(
     x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], scales: Pair, biases: Pair, routing: Routing,
-    formula: Formula, interleaved: bool, keep: bool, backend: str,
+    formula: Formula, interleaved: bool, keep: bool, backend: str, keep_codes: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Return y [P, H] and, with `keep`, pre [P, 2I].
 
-    weights, scales, biases: of gate and up, and of down; weights with scales are codes.
+    weights, scales, biases: of gate and up, and of down; weights with scales are codes. `keep_codes`: those of weights
+    without scales may be kept.
     """
     (w_gate_up, w_down), (s_gate_up, s_down), (b_gate_up, b_down) = weights, scales, biases
     kernels = KERNELS[backend]
     codes = quantise_rows(x, "rowwise", False)
     fp8.hand(codes, "x")
-    of_weights = _of_weights("w_gate_up", w_gate_up, s_gate_up)
+    of_weights = _of_weights("w_gate_up", w_gate_up, s_gate_up, keep_codes)
     h, pre = kernels.gate_up_of_codes(codes, of_weights, routing, b_gate_up, formula, interleaved, x.dtype, keep)
     del codes, of_weights
     codes = quantise_rows(h, "rowwise", False, routing.starts)
     fp8.hand(codes, "h", routing.row)
     del h
-    y: torch.Tensor = kernels.down_of_codes(codes, _of_weights("w_down", w_down, s_down), routing, b_down, x.dtype)
+    of_weights = _of_weights("w_down", w_down, s_down, keep_codes)
+    y: torch.Tensor = kernels.down_of_codes(codes, of_weights, routing, b_down, x.dtype)
     return y, pre
 
 
-def _of_weights(name: str, weight: torch.Tensor, scales: torch.Tensor | None) -> Quantised:
-    quantised = quantise_rows(weight, "rowwise", True) if scales is None else Quantised(weight, scales)
+def _of_weights(name: str, weight: torch.Tensor, scales: torch.Tensor | None, keep: bool) -> Quantised:
+    def make() -> Quantised:
+        return quantise_rows(weight, "rowwise", True) if scales is None else Quantised(weight, scales)
+
+    quantised = find(weight, "rowwise", make) if keep else make()
     fp8.hand(quantised, name)
     return quantised

@@ -30,6 +30,7 @@ from swiglu_kernels.ops.experts.choice import PAIRS
 from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes
 from swiglu_kernels.ops.gate.formula import Limit, check_formula, formula_of
 from swiglu_kernels.ops.glu.block import needs_backward, new
 from swiglu_kernels.runtime import autocast
@@ -88,7 +89,7 @@ def _experts(
     if precision != "bf16":
         y, pre = fp8_experts.products(
             x, (w_gate_up, w_down), (s_gate_up, s_down), (b_gate_up, b_down), routing, formula, interleaved, keep,
-            backend,
+            backend, precision.endswith(SUFFIX),
         )  # fmt: skip
     else:
         kernels = KERNELS[backend]
@@ -143,8 +144,9 @@ def _experts_backward(
         assert x is not None, "the recomputation starts from x"
         if in_fp8:
             y, made = fp8_experts.products(
-                x, (w_gate_up, w_down), (None, None), (b_gate_up, b_down), routing, formula, interleaved, True, backend
-            )
+                x, (w_gate_up, w_down), (None, None), (b_gate_up, b_down), routing, formula, interleaved, True,
+                backend, precision.endswith(SUFFIX),
+            )  # fmt: skip
         else:
             rows = kernels.gather(x, routing)
             _, made = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, False, True)
@@ -218,6 +220,7 @@ def swiglu_experts(
     top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
     activation: str = "silu", alpha: float = 1.0, limit: Limit = None, up_offset: float = 0.0,
     interleaved: bool = False, recompute: bool = False, backend: str | None = None, precision: str = "bf16",
+    kept: KeptCodes | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
 
@@ -247,6 +250,7 @@ def swiglu_experts(
             stay in 16 bits. bfloat16 and float16 with hidden and intermediate sizes that are multiples of 16. Weights
             are quantised in every call, or once for many calls without a gradient: pass `quantise(w_gate_up,
             "rowwise")` of `ops.fp8.operation`, and that of w_down. `reference.swiglu_experts` has the definition.
+        kept: as for `swiglu_mlp_fp8`, with fp8 alone.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype. Products, gate and the sum over a token's experts are fp32; h, each
@@ -266,12 +270,12 @@ def swiglu_experts(
     kind, again = door.find("experts", tensors, biases, (*gate, *options))
     if again is not None:
         return again(*tensors[:4], *biases, top_k_index)
-    return _first_call(kind, tensors, biases, gate, options)
+    return _first_call(kind, tensors, biases, gate, options, kept)
 
 
 def _first_call(
     kind: door.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
-    options: tuple[bool, bool, str | None, str],
+    options: tuple[bool, bool, str | None, str], kept: KeptCodes | None,
 ) -> torch.Tensor:  # fmt: skip
     """Check the arguments, choose kernels, call the operator, and let calls of this kind be made again."""
     x, w_gate_up, w_down, top_k_weights, top_k_index = tensors
@@ -312,6 +316,8 @@ def _first_call(
     keep = with_grad and not recompute
     operands = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous(), s_gate_up, s_down)
     keep_y = in_fp8 and keep and weights.requires_grad
+    if in_fp8 and kept is not None and s_gate_up is None and kept.take(gate_up, down):
+        precision += SUFFIX
     others = tile_rows, keep, keep_y, backend, interleaved, precision, formula.numbers
     out = call_and_keep(_experts, *operands, *others)
     if kind is not None and not in_fp8:

@@ -257,44 +257,6 @@ def test_what_fp8_is_not_for():
         fp8.quantise(zeros(3, 8), "rowwise")
 
 
-@by_recipe
-@pytest.mark.parametrize("name", ["FusedSwiGLU", "FusedSwiGLUMLP", "FusedSwiGLUPackedMLP"])
-def test_modules_keep_codes_until_a_weight_changes(name, recipe, monkeypatch):
-    made: list[torch.Tensor] = []
-    quantise = fp8.quantise
-    monkeypatch.setattr(fp8, "quantise", lambda *given, **how: made.append(given[0]) or quantise(*given, **how))
-    module = getattr(swiglu_kernels, name)(16, 32, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16)
-    x, count = random_tensor(3, 16, dtype=BFLOAT16), 2 if name == "FusedSwiGLU" else 3
-    weights = [part for linear in module.children() for part in linear.weight.split(32)]
-    function = swiglu_glu_fp8 if name == "FusedSwiGLU" else swiglu_mlp_fp8
-    out = module(x)
-    assert torch.equal(out, function(x, *weights, recipe=recipe))
-    out.sum().backward()
-    assert {weight.grad.dtype for weight in module.parameters()} == {BFLOAT16}
-    module.keep_codes()
-
-    def call() -> tuple[bool, int]:
-        """Whether it computes what a module without codes does, and how many weights it quantised for that."""
-        made.clear()
-        with torch.no_grad():
-            kept, number = module(x), len(made)
-            codes, module._codes = module._codes, None
-            plain, module._codes = module(x), codes
-        return torch.equal(kept, plain), number
-
-    assert call() == (True, count)
-    assert call() == (True, 0)
-    first = next(module.parameters())
-    with torch.no_grad():
-        first.mul_(1.5)
-    assert call() == (True, count)
-    first.data = first.data * 0.5
-    assert call() == (True, count)
-    module(x)  # with gradients enabled
-    assert module._codes == []
-    assert module(x).requires_grad
-
-
 def test_patch_model(monkeypatch):
     model = torch.nn.Sequential(*(LlamaMLP(hidden, 144, dtype=BFLOAT16, device=DEVICE) for hidden in (80, 20)))
     with monkeypatch.context() as patch:
