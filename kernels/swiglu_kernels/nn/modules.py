@@ -46,6 +46,7 @@ class Options:
     input_grad: str = "auto"
     precision: str = "bf16"
     """Of the operands of all products: as they are, or "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`)."""
+    accumulate_into_main_grad: bool = False
 
     def __post_init__(self) -> None:
         check_option("precision", self.precision, fp8.PRECISIONS)
@@ -224,6 +225,8 @@ class FusedModule(KeepsCodes, nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """Call one of two operations, by the precision, with the options."""
         recipe, save = self.options.recipe, self.options.save
+        if self.options.accumulate_into_main_grad:
+            how["accumulate_into_main_grad"] = True
         if recipe:
             return of_codes(x, *weights, *biases, recipe=recipe, save=save, kept=self._codes, **how)
         return plain(x, *weights, *biases, input_grad=self.options.input_grad, save=save, **how)
@@ -255,6 +258,7 @@ class FusedSwiGLU(FusedModule):
             input_grad: "auto", "fused", "two_step" or "torch".
             precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`; weights stay
                 in 16 bits, and are quantised in every call unless `keep_codes()`; weight_grad="fp8" is "auto" there).
+            accumulate_into_main_grad: False, or True for weights with a `main_grad`.
 
     Raises:
         ValueError: an option has an unknown value.

@@ -56,6 +56,8 @@ scaled_mm_of_blocks = not _no_scaled_mm_v2
 current_device: Callable[[], int] = _current_device or torch.cuda.current_device
 """The index of the current CUDA device, once there is one."""
 
+adds_in_float32 = hasattr(torch.ops.aten.addmm, "dtype_out")
+"""Whether a product of 16 bits can be added in float32 in one call."""
 can_count, can_record = not _no_counts, not _no_record
 DispatchMode: Any = _dispatch_mode or object
 """What is done by PyTorch's dispatcher passes an object of this class while it is entered."""

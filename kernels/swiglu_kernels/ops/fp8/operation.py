@@ -44,6 +44,7 @@ from swiglu_kernels.ops.mlp.operation import write_down_grad
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_option, check_tensor
+from swiglu_kernels.runtime.main_grad import MARK
 from swiglu_kernels.runtime.operator import call_and_keep, operator
 from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
@@ -314,6 +315,7 @@ def swiglu_mlp_fp8(
     bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None, *, recipe: str,
     activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: Limit = None,
     up_offset: float = 0.0, weight_grad: str = AUTO, save: str = AUTO, kept: KeptCodes | None = None,
+    accumulate_into_main_grad: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_mlp(x, w_gate, w_up, w_down, ...)` with the operands of every product in fp8.
 
@@ -334,6 +336,7 @@ def swiglu_mlp_fp8(
         save: "preact" (also "auto") or "input", as for `swiglu_glu`.
         kept: holds the weights' codes from call to call, for the backward too, until a weight changes: one for each
             layer. None: weights are quantised in every call.
+        accumulate_into_main_grad: as for `swiglu_glu`; products of quantised operands are made in 16 bits, then added.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype, bfloat16 for a quantised x. Sums, scales and the gate are fp32; h,
@@ -359,8 +362,8 @@ def swiglu_mlp_fp8(
         )
     if not block.trains(given):
         weight_grad = "none"
-    elif weight_grad == AUTO:
-        weight_grad = "fp8"
+    else:
+        weight_grad = MARK * accumulate_into_main_grad + ("fp8" if weight_grad == AUTO else weight_grad)
     if kept is not None and not quantised and kept.take(given.w_gate, given.w_up, given.w_down):
         recipe += SUFFIX
     save = "preact" if with_grad and save != "input" else "input"
