@@ -56,7 +56,9 @@ def test_two_micro_batches(kind, weight_grad):
     assert all(torch.equal(own, other) for own, other in zip(d_x, train(plain), strict=True))
     train(again), train(second, [1]), train(alone, [1])
     for at, weight in enumerate(both.parameters()):
-        of_again, of_second, of_plain, of_alone = (list(each.parameters())[at] for each in (again, second, plain, alone))
+        of_again, of_second, of_plain, of_alone = (
+            list(each.parameters())[at] for each in (again, second, plain, alone)
+        )
         assert weight.grad_added_to_main_grad
         assert not weight.grad.any()  # zeros stand for it
         assert torch.equal(weight.main_grad, of_again.main_grad)
@@ -119,7 +121,11 @@ def test_what_megatron_drops_and_what_has_none():
     train(plain, [0])
     assert torch.equal(gate.main_grad, plain.gate_proj.weight.grad.float())  # alone it is added behind
     assert torch.equal(up.grad, plain.up_proj.weight.grad)
-    assert (gate.grad_added_to_main_grad, up.grad_added_to_main_grad, down.grad_added_to_main_grad) == (True, False, True)
+    assert (gate.grad_added_to_main_grad, up.grad_added_to_main_grad, down.grad_added_to_main_grad) == (
+        True,
+        False,
+        True,
+    )
     assert not gate.grad.any()
     assert down.grad.shape == down.shape
     down.main_grad = down.main_grad.to(BFLOAT16)

@@ -17,7 +17,9 @@ BFLOAT16 = torch.bfloat16
 MODULES = {"FusedSwiGLU": 2, "FusedSwiGLUMLP": 3, "FusedSwiGLUPackedMLP": 3}
 """And how many weights they quantise."""
 by_recipe = pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
-by_module = pytest.mark.parametrize(("name", "recipe"), [*zip(MODULES, ["rowwise", "rowwise", "blockwise"], strict=True)])
+by_module = pytest.mark.parametrize(
+    ("name", "recipe"), [*zip(MODULES, ["rowwise", "rowwise", "blockwise"], strict=True)]
+)
 
 
 @pytest.fixture
