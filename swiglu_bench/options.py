@@ -78,6 +78,8 @@ DtypeOption = Annotated[Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \
     "CPU; verify: all]")]
 ScopeOption = Annotated[Text, option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; or experts, "
     "for a shape with experts. \\[default: glu, or experts for such shapes; verify, audit: all]")]
+PrecisionOption = Annotated[Text, option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: "
+    "how the operands of products are quantised. \\[default: not at all]")]
 Impl = Annotated[Texts, option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs "
     "that file's code; the name of its only one may be left out); comma-separated or repeated.",
     autocompletion=complete_implementations)]
@@ -141,8 +143,7 @@ class SweepOptions(WandbOptions):
     scope: ScopeOption = None
     routing: Annotated[Text, option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each "
         "token are drawn. \\[default: uniform]")] = None
-    precision: Annotated[Text, option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: "
-        "how the operands of products are quantised. \\[default: not at all]")] = None
+    precision: PrecisionOption = None
     impl: Impl = None
     skip_impl: SkipImpl = None
     packages: Packages = None

@@ -512,8 +512,9 @@ class Call:
         found = {name: None if value is None else value / self._count for name, value in found.items()}
         for at, name in enumerate(built.desk.names):
             gradients = [leaves[at].grad for leaves in self._batches]
-            if name in found and not any(gradient is None for gradient in gradients):
-                found[name] = mean(gradients)
+            came = [gradient for gradient in gradients if gradient is not None]
+            if name in found and len(came) == self._count:
+                found[name] = mean(came)
         found = {"output": mean(outputs), **found}
         if self._negates and not any(value is None for value in found.values()):
             found = layout.canonical(found) if layout else found

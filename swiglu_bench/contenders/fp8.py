@@ -235,7 +235,8 @@ def _fused(name: str, weight_grad: str, description: str, keeps: bool = False) -
     declare = _row(
         name, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton", multiple=16,
         package="swiglu_kernels.ops.fp8.operation", variant=() if weight_grad == "fp8" else SCOPES,
-        quantises_dw=weight_grad == "fp8", keeps_between_batches=keeps, usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
+        quantises_dw=weight_grad == "fp8", keeps_between_batches=keeps,
+        usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
     )  # fmt: skip
     return declare(partial(_build_fused, weight_grad=weight_grad, keeps=keeps))
 

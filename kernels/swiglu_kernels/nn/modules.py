@@ -146,7 +146,7 @@ class FusedModule(KeepsCodes, nn.Module):
 
     def __init__(
         self, layers: dict[str, tuple[int, int]], *, bias: bool = False, device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None, **options: str,
+        dtype: torch.dtype | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """Take the options of the gradients, and make layers of so many features in and out."""
         super().__init__()

@@ -27,6 +27,8 @@ from swiglu_kernels.nn.modules import (
 )
 from swiglu_kernels.ops.experts import fp8_experts
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.choice import EXPERTS_PAY_FROM, pays_from
+from swiglu_kernels.ops.fp8.kept_codes import KeptCodes
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import KERNEL_DTYPES
@@ -64,7 +66,10 @@ CHECK_REACH = (1.0, 10.0, 100.0)
 """Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
 _STOCK_EXPERTS = "_experts_implementation_before_patch"
-_OWN_ATTRIBUTES = frozenset({"options", "gate_options", "tensor_parallel", _STOCK_CLASS})
+_KINDS = ("a forward", "a step")
+_CODES = "_codes"
+"""Where a module has its `KeptCodes`."""
+_OWN_ATTRIBUTES = frozenset({"options", "gate_options", "tensor_parallel", _STOCK_CLASS, _CODES})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +109,8 @@ class PatchReport:
 
 def patch_model(
     model: nn.Module, *, classes: Collection[str] = (), weight_grad: str = "auto", save: str = "auto",
-    input_grad: str = "auto", precision: str = "bf16",
+    input_grad: str = "auto", precision: str = "bf16", keep_codes: bool = False,
+    accumulate_into_main_grad: bool = False, tokens: int | None = None,
 ) -> PatchReport:  # fmt: skip
     """Let the gated MLPs of a model run on the fused op, in place.
 
@@ -130,6 +136,9 @@ def patch_model(
         precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise": see `swiglu_mlp_fp8`. An MLP whose
             sizes are no multiples of 16 is left alone then, and so are such experts (see `swiglu_experts`), with
             "fp8-blockwise" all.
+        keep_codes: with fp8, quantise weights once until they change, as `keep_codes()` of the modules does.
+        accumulate_into_main_grad: of MLPs, see `swiglu_glu`; experts of transformers have gradients as ever.
+        tokens: of a call; with fp8, the report names the layers for which fp8 does not pay at so many.
 
     Returns:
         What changed, and what looks like a gated MLP or its experts and was left alone, with the reason. A second call
@@ -137,15 +146,17 @@ def patch_model(
 
     Raises:
         TypeError: model is not a torch.nn.Module, or classes is a string or holds anything else.
-        ValueError: an option has an unknown value, no MLP of the model has a class named in classes, or precision asks
-            for fp8 where the device has none. The model is then as it was.
+        ValueError: an option has an unknown value, keep_codes is given without fp8, no MLP of the model has a class
+            named in classes, or precision asks for fp8 where the device has none. The model is then as it was.
     """
     _check_model(model)
     if isinstance(classes, str):
         raise TypeError(f"classes: expected a collection of class names, got the string {classes!r}")
     if others := [name for name in classes if not isinstance(name, str)]:
         raise TypeError(f"classes: expected names of classes, as strings, got {others[0]!r}")
-    options = Options(weight_grad, save, input_grad, precision)
+    options = Options(weight_grad, save, input_grad, precision, accumulate_into_main_grad)
+    if keep_codes and not options.recipe:
+        raise ValueError(f"keep_codes: expected False with precision={precision!r}, which quantises nothing, got True")
     candidates = list(_candidates(model))
     _check_classes(classes, [module for _, module, _ in candidates])
     experts = [(path, module) for path, module in model.named_modules() if takes_part(module)]
@@ -160,7 +171,7 @@ def patch_model(
         if layout is None or reason is not None:
             left_alone.append(LeftAlone(path, name, reason or ""))
             continue
-        module.__dict__ |= _fused_attributes(module, layout, options)
+        module.__dict__ |= _fused_attributes(module, layout, options) | _codes(keep_codes)
         module.__class__ = layout.fused
         changed.append(Changed(path, name, layout.fused.__name__))
         without_kernels |= _without_kernels(module)
@@ -171,8 +182,11 @@ def patch_model(
             left_alone.append(LeftAlone(path, name, reasons[path]))
             continue
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
+        module.__dict__ |= _codes(keep_codes)
         without_kernels |= _without_kernels(module)
-    notes = []
+    notes: list[str] = []
+    if options.recipe and tokens is not None:
+        notes += _why_not_paying(model, [change.path for change in changed], options, tokens)
     if without_kernels:
         notes.append(
             f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
@@ -182,6 +196,28 @@ def patch_model(
         known = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
         notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {known}")
     return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
+
+
+def _codes(keep: bool) -> dict[str, Any]:
+    return {_CODES: KeptCodes()} if keep else {}
+
+
+def _why_not_paying(model: nn.Module, paths: list[str], options: Options, tokens: int) -> Iterator[str]:
+    """Yield for each kind of layer in which fp8 takes longer than bf16 at so many tokens from how many on it pays."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        module: Any = model.get_submodule(path)
+        if takes_part(module):
+            first, second = len(module.gate_up_proj), getattr(module.config, "num_experts_per_tok", 1)
+            least = {"a forward": EXPERTS_PAY_FROM * first // second}
+        else:
+            first, second = module.down_proj.weight.shape
+            least = {kind: pays_from(str(options.recipe), kind == "a step", first, second) for kind in _KINDS}
+        for kind, pays in least.items():
+            if tokens < pays:
+                what = f"{kind} of {first} {'x' if len(least) > 1 else 'experts,'} {second}"
+                found.setdefault(f"{options.precision} pays from {pays} tokens on in {what}", []).append(path)
+    yield from (f"at {tokens} tokens it does not: {why}: {', '.join(paths)}" for why, paths in found.items())
 
 
 def _without_kernels(module: nn.Module) -> set[str]:
@@ -272,6 +308,7 @@ def unpatch(model: nn.Module) -> PatchReport:
         for path, module in model.named_modules():
             if takes_part(module) and id(module) in parts:
                 name = type(module).__name__
+                module.__dict__.pop(_CODES, None)
                 changed.append(Changed(path, f"{name}, swiglu_kernels", f"{name}, {_implementation(module)}"))
     for path, module in model.named_modules():
         stock = module.__dict__.get(_STOCK_CLASS)
@@ -284,7 +321,7 @@ def unpatch(model: nn.Module) -> PatchReport:
             reason = f"it was {stock.__name__} and got this class after patch_model"
         else:
             module.__class__ = stock
-            for attribute in ("options", "gate_options", _STOCK_CLASS):
+            for attribute in ("options", "gate_options", _STOCK_CLASS, _CODES):
                 module.__dict__.pop(attribute, None)
             changed.append(Changed(path, name, stock.__name__))
             continue

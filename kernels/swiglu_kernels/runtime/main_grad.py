@@ -1,4 +1,4 @@
-"""Gradients of weights that are added to `weight.main_grad` in fp32, as Megatron-LM's gradient accumulation fusion has it.
+"""Gradients of weights that are added to `weight.main_grad` in fp32: gradient accumulation fusion, as in Megatron-LM.
 
 A backward adds to it, marks the parameter by `grad_added_to_main_grad = True`, and hands autograd a tensor of the
 weight's shape, so that hooks run. A parameter that came with the mark, as Megatron-LM's do, gets memory that was never

@@ -8,7 +8,6 @@ from accuracy import DEVICE, random_tensor
 from torch.utils.checkpoint import checkpoint
 
 import swiglu_kernels
-from swiglu_kernels import swiglu_experts
 
 BFLOAT16 = torch.bfloat16
 KINDS = ["FusedSwiGLU", "FusedSwiGLUMLP", "FusedSwiGLUPackedMLP", "experts"]

@@ -200,7 +200,7 @@ def _weight_grad(
     rows, _, _, weight, _ = given
     main = main_grad_of(weight) if into_main_grad else None
     if main is None:
-        return kernels.weight_grad(*given)  # type: ignore[no-any-return]
+        return kernels.weight_grad(*given)
     if rows.dtype in HALF:
         portable_experts.weight_grad(*given, main)
     else:

@@ -101,7 +101,7 @@ def find(weight: torch.Tensor, key: Hashable, make: Callable[[], T]) -> T:
     capturing, stream = _capturing(weight), torch.cuda.current_stream(weight.device) if weight.is_cuda else None
     of_stream, codes = entry.codes.get(key, (None, None))
     if codes is not None and (not entry.trains if capturing else of_stream == stream):
-        return codes  # type: ignore[no-any-return]
+        return codes
     made = make()
     if not capturing:
         entry.codes[key] = stream, made

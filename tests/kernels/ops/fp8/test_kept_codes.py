@@ -1,4 +1,4 @@
-"""Codes of weights that serve many calls, in inference and in training, and never those of a weight that has changed."""
+"""Codes of weights that serve many calls, in inference and in training, and never those of a weight that changed."""
 
 import copy
 import functools

@@ -10,7 +10,7 @@ from stock_mlp import LlamaMLP
 from torch.library import opcheck
 
 import swiglu_kernels
-from swiglu_kernels import patch_model, reference, swiglu_glu_fp8, swiglu_mlp_fp8
+from swiglu_kernels import patch_model, reference, swiglu_glu_fp8, swiglu_mlp_fp8, unpatch
 from swiglu_kernels.ops.fp8 import choice, products
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.reference import RECIPES
@@ -269,6 +269,28 @@ def test_patch_model(monkeypatch):
     x = random_tensor(5, 80, dtype=BFLOAT16)
     weights = model[0].gate_proj.weight, model[0].up_proj.weight, model[0].down_proj.weight
     assert torch.equal(model[0](x), swiglu_mlp_fp8(x, *weights, recipe="rowwise"))
+    unpatch(model)
+    report = patch_model(model, precision="fp8-blockwise", keep_codes=True, tokens=3000)
+    assert model[0]._codes is not None
+    lines = {line for line in str(report).splitlines() if "it does not" in line}
+    assert lines == {
+        "  at 3000 tokens it does not: fp8-blockwise pays from 4096 tokens on in a forward of 80 x 144: 0",
+        "  at 3000 tokens it does not: fp8-blockwise pays from 16384 tokens on in a step of 80 x 144: 0",
+    }
+    unpatch(model)
+    assert "_codes" not in vars(model[0])
+    assert patch_model(model, precision="fp8-rowwise", tokens=8192).notes == ()
+    with pytest.raises(ValueError, match="keep_codes: expected False with precision='bf16'"):
+        patch_model(model, keep_codes=True)
+
+
+@by_recipe
+@pytest.mark.parametrize("trains", [False, True])
+def test_from_which_tokens_on_fp8_pays_is_one_table(recipe, trains):
+    least = [tokens for _, tokens in choice.PAYS_FROM[recipe, trains]]
+    assert [choice.pays_from(recipe, trains, hidden, 11008) for hidden in (4096, 512)] == [least[0], least[-1]]
+    found = swiglu_kernels.explain(*problem()[:3], precision=f"fp8-{recipe}").splitlines()[trains]
+    assert f"{'in ' if trains else ''}bf16 from {least[-1]} tokens on" in found
 
 
 @pytest.mark.parametrize("capability", [(8, 6), None])
