@@ -391,14 +391,10 @@ class Built:
                 view.write(self.parameters[view.parameter].detach(), weights[name])
 
     def step_weights(self, negate: bool) -> None:
-        """Write all parameters in place, as an optimiser does; some weights with the other sign."""
-        with _no_grad():
-            for value in self.parameters.values():
-                value.detach().mul_(1)
-            for name in self.views.keys() & NEGATED[self.problem.case.scope] if negate else ():
-                view = self.views[name]
-                place = self.parameters[view.parameter].detach()
-                view.write(place, -view.read(place))
+        """Write all weights in place, as an optimiser does; some with the other sign."""
+        names = NEGATED[self.problem.case.scope] if negate else ()
+        values = {n: view.read(self.parameters[view.parameter].detach()) for n, view in self.views.items()}
+        self.set_weights({name: -value if name in names else value.clone() for name, value in values.items()})
 
     def memory(self, draw: Draw) -> MemoryUse:
         """Measure the bytes of one forward and backward (of the forward alone where it yields no gradients)."""
@@ -504,32 +500,26 @@ class Call:
 
     def _means(self, outputs: list[Any], found: Produced) -> Produced:
         built, layout = self._built, self._built.layout if self._built.as_they_lie else None
-
-        def mean(values: Sequence[Tensor]) -> Tensor:
-            rows = [value.roll(-number * TURN, 0) for value, number in zip(values, self._turns, strict=True)]
-            return torch.stack(rows).mean(0, dtype=torch.float32).to(values[0].dtype)
-
-        found = {name: None if value is None else value / self._count for name, value in found.items()}
-        for at, name in enumerate(built.desk.names):
-            gradients = [leaves[at].grad for leaves in self._batches]
-            came = [gradient for gradient in gradients if gradient is not None]
-            if name in found and len(came) == self._count:
-                found[name] = mean(came)
-        found = {"output": mean(outputs), **found}
-        if self._negates and not any(value is None for value in found.values()):
-            found = layout.canonical(found) if layout else found
-            kept = NEGATED[built.problem.case.scope]
-            found = {name: value if name in kept else -value for name, value in found.items()}
-            found = layout.as_they_lie(found) if layout else found
-        return found
+        rows = {"output": outputs}
+        rows |= {n: [leaves[at].grad for leaves in self._batches] for at, n in enumerate(built.desk.names)}
+        means: Produced = {name: None if value is None else value / self._count for name, value in found.items()}
+        for name, values in rows.items():
+            if not any(value is None for value in values):
+                alike = [value.roll(-turn, 0) for value, turn in zip(values, self._turns, strict=True)]
+                means[name] = torch.stack(alike).mean(0, dtype=torch.float32).to(values[0].dtype)
+        if self._negates and not any(value is None for value in means.values()):
+            means = layout.canonical(means) if layout else means
+            means = {n: value if n in NEGATED[built.problem.case.scope] else -value for n, value in means.items()}
+            means = layout.as_they_lie(means) if layout else means
+        return means
 
     @property
     def _turns(self) -> Sequence[int]:
-        """Of each micro-batch; of the last, none."""
-        return range(self._count - 1, -1, -1)
+        """Of each micro-batch, in rows; of the last, none."""
+        return range(TURN * (self._count - 1), -1, -TURN)
 
     def _turned(self, value: Tensor) -> list[Tensor]:
-        return [value.roll(number * TURN, 0) if number else value for number in self._turns]
+        return [value.roll(turn, 0) if turn else value for turn in self._turns]
 
     def _lay_out(self, draw: Draw) -> None:
         self._built.drop_gradients()

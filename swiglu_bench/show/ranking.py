@@ -277,14 +277,12 @@ def how_sure(choice: Choice) -> str:
 
 def _pays_from(group: Sequence[Choice]) -> Iterator[str]:
     """Of one work, from how many of the measured tokens on a row that quantises is the fastest."""
-    _, _, recipe = str(group[0]["shape"]).partition("@")
-    if not recipe.startswith("fp8"):
-        return
+    *_, recipe = str(group[0]["shape"]).split("@")[:2]
     choices = sorted(group, key=itemgetter("tokens"), reverse=True)
     ahead = [choice["tokens"] for choice in itertools.takewhile(itemgetter("precision"), choices)]
-    counts = ", ".join(str(choice["tokens"]) for choice in reversed(choices))
-    found = f"the fastest from {ahead[-1]} tokens on" if ahead else "slower than what quantises nothing"
-    yield f"{recipe} is {found}; measured at {counts} tokens"
+    if recipe.startswith("fp8"):
+        found = f"the fastest from {ahead[-1]} tokens on" if ahead else "slower than what quantises nothing"
+        yield f"{recipe} is {found}; measured at {', '.join(str(c['tokens']) for c in reversed(choices))} tokens"
 
 
 def recommendation_tables(choices: Sequence[Choice], runs: Sequence[FinishedRun]) -> Iterator[RenderableType]:

@@ -8,7 +8,7 @@ other class of such an arrangement has to pass a self-check first. Nothing here 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ CHECK_REACH = (1.0, 10.0, 100.0)
 """Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
 _STOCK_EXPERTS = "_experts_implementation_before_patch"
-_KINDS = ("a forward", "a step")
+_KINDS = ("forward", "step")
 _CODES = "_codes"
 """Where a module has its `KeptCodes`."""
 _OWN_ATTRIBUTES = frozenset({"options", "gate_options", "tensor_parallel", _STOCK_CLASS, _CODES})
@@ -164,17 +164,16 @@ def patch_model(
         taken = [module for _, module, layout in candidates if layout is not None]
         taken += [module for _, module in experts if options.precision in fp8_experts.PRECISIONS]
         _check_fp8_devices(taken)
-    changed, left_alone, without_kernels = [], [], set[str]()
+    changed, left_alone = [], []
     for path, module, layout in candidates:
         name = type(module).__name__
         reason = _why_not_layout(module) if layout is None else next(_reasons(module, layout, classes, options), None)
         if layout is None or reason is not None:
             left_alone.append(LeftAlone(path, name, reason or ""))
             continue
-        module.__dict__ |= _fused_attributes(module, layout, options) | _codes(keep_codes)
+        module.__dict__ |= _fused_attributes(module, layout, options)
         module.__class__ = layout.fused
         changed.append(Changed(path, name, layout.fused.__name__))
-        without_kernels |= _without_kernels(module)
     reasons = _set_experts(model, experts, options)
     for path, module in experts:
         name = type(module).__name__
@@ -182,47 +181,43 @@ def patch_model(
             left_alone.append(LeftAlone(path, name, reasons[path]))
             continue
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
-        module.__dict__ |= _codes(keep_codes)
-        without_kernels |= _without_kernels(module)
-    notes: list[str] = []
-    if options.recipe and tokens is not None:
-        notes += _why_not_paying(model, [change.path for change in changed], options, tokens)
-    if without_kernels:
-        notes.append(
-            f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
-            "operations; the kernels run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
-        )
+    modules = {change.path: model.get_submodule(change.path) for change in changed}
+    for module in modules.values() if keep_codes else ():
+        module.__dict__[_CODES] = KeptCodes()
+    notes = [*_why_not_paying(modules, options, tokens), *_without_kernels(modules.values())]
     if not candidates and not experts:
         known = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
         notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {known}")
     return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
 
 
-def _codes(keep: bool) -> dict[str, Any]:
-    return {_CODES: KeptCodes()} if keep else {}
-
-
-def _why_not_paying(model: nn.Module, paths: list[str], options: Options, tokens: int) -> Iterator[str]:
-    """Yield for each kind of layer in which fp8 takes longer than bf16 at so many tokens from how many on it pays."""
+def _why_not_paying(modules: dict[str, Any], options: Options, tokens: int | None) -> list[str]:
+    """Say for each kind of layer in which fp8 takes longer than bf16 at so many tokens from how many on it pays."""
     found: dict[str, list[str]] = {}
-    for path in paths:
-        module: Any = model.get_submodule(path)
+    if not options.recipe or tokens is None:
+        return []
+    for path, module in modules.items():
         if takes_part(module):
-            first, second = len(module.gate_up_proj), getattr(module.config, "num_experts_per_tok", 1)
-            least = {"a forward": EXPERTS_PAY_FROM * first // second}
+            sizes = len(module.gate_up_proj), getattr(module.config, "num_experts_per_tok", 1)
+            least = {"forward of {} experts, {} of them for a token": EXPERTS_PAY_FROM * sizes[0] // sizes[1]}
         else:
-            first, second = module.down_proj.weight.shape
-            least = {kind: pays_from(str(options.recipe), kind == "a step", first, second) for kind in _KINDS}
+            sizes = tuple(module.down_proj.weight.shape)
+            least = {f"{kind} of {{}} x {{}}": pays_from(options.recipe, kind == "step", *sizes) for kind in _KINDS}
         for kind, pays in least.items():
             if tokens < pays:
-                what = f"{kind} of {first} {'x' if len(least) > 1 else 'experts,'} {second}"
-                found.setdefault(f"{options.precision} pays from {pays} tokens on in {what}", []).append(path)
-    yield from (f"at {tokens} tokens it does not: {why}: {', '.join(paths)}" for why, paths in found.items())
+                found.setdefault(f"pays from {pays} tokens on in a {kind.format(*sizes)}", []).append(path)
+    return [f"{options.precision} at {tokens} tokens: it {why}: {', '.join(paths)}" for why, paths in found.items()]
 
 
-def _without_kernels(module: nn.Module) -> set[str]:
-    device = next(module.parameters()).device
-    return {str(device)} if device.type != "meta" and backend_for(device) == "torch" else set()
+def _without_kernels(modules: Iterable[nn.Module]) -> list[str]:
+    """Say on which devices nothing is gained."""
+    devices = {next(module.parameters()).device for module in modules}
+    found = sorted(str(device) for device in devices if device.type != "meta" and backend_for(device) == "torch")
+    what = (
+        f"nothing is gained on {', '.join(found)}: the backend there is torch, PyTorch's own operations; the kernels "
+        "run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
+    )
+    return [what] if found else []
 
 
 def _implementation(module: Any) -> str:

@@ -15,38 +15,31 @@ HALF = (torch.bfloat16, torch.float16)
 """The dtypes of operands whose products a kernel adds to main_grad; other products are added behind it."""
 
 
-def owner_of(weight: torch.Tensor) -> torch.Tensor:
-    """Return the parameter that a weight is, or is a view of."""
+def _owner_of(weight: torch.Tensor) -> Any:
     return weight if weight._base is None else weight._base
 
 
 def main_grad_of(weight: torch.Tensor) -> torch.Tensor | None:
     """Return what the gradient of a weight is added to, for a view of a parameter the same view; None without any.
 
-    Raises:
-        ValueError: main_grad is not float32 that lies as the parameter does.
+    Raises ValueError where it is not float32 that lies as the parameter does.
     """
-    owner = owner_of(weight)
+    owner = _owner_of(weight)
     main: torch.Tensor | None = getattr(owner, "main_grad", None)
     if main is None:
         return None
-    if (main.dtype, main.shape, main.stride(), main.device) != (
-        torch.float32, owner.shape, owner.stride(), owner.device,
-    ):  # fmt: skip
+    if main.dtype != torch.float32 or (main.shape, main.stride()) != (owner.shape, owner.stride()):
         raise ValueError(
-            f"main_grad: expected float32 {tuple(owner.shape)} with the parameter's strides on {owner.device}, got "
-            f"{main.dtype} {tuple(main.shape)} on {main.device}"
+            f"main_grad: expected float32 {tuple(owner.shape)} with the parameter's strides, got {main.dtype} "
+            f"{tuple(main.shape)}"
         )
-    return main.as_strided(weight.shape, weight.stride(), main.storage_offset() + _offset(weight, owner))
-
-
-def _offset(weight: torch.Tensor, owner: torch.Tensor) -> int:
-    return int(weight.storage_offset() - owner.storage_offset())
+    first = main.storage_offset() + weight.storage_offset() - owner.storage_offset()
+    return main.as_strided(weight.shape, weight.stride(), first)
 
 
 def stand_in(weight: torch.Tensor) -> torch.Tensor:
     """Mark that the gradient was added, and return what autograd gets in its place."""
-    owner: Any = owner_of(weight)
+    owner = _owner_of(weight)
     if not hasattr(owner, "grad_added_to_main_grad"):
         owner.zero_out_wgrad = True
     owner.grad_added_to_main_grad = True

@@ -248,9 +248,8 @@ def register(
             return (None,) * len(needs)
         saved = ctx.saved_tensors
         if getattr(ctx, "into_main_grad", False):
-            known = zip(saved[1:], ctx.leaves, strict=False)  # hooks on saved tensors may have made others
-            own = [tensor if leaf is None else leaf for tensor, leaf in known]
-            saved = (saved[0], *own, *saved[len(own) + 1 :])
+            own = {at: leaf for at, leaf in enumerate(ctx.leaves, start=1) if leaf is not None}
+            saved = tuple(own.get(at, tensor) for at, tensor in enumerate(saved))  # a hook may have made others
         free = may_overwrite(ctx, saved, preactivations)
         repeats = free and ctx.followers is not None and not door.watched()
         if free:

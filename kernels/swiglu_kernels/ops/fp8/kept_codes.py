@@ -36,12 +36,6 @@ def _known_by(weight: torch.Tensor) -> tuple[Any, ...]:
     return weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
 
 
-def _ordinary(weight: torch.Tensor) -> bool:
-    """Whether a weight is a parameter or a view of one, not a cast copy or what FSDP gathers for one call."""
-    root = weight if weight._base is None else weight._base
-    return root.is_leaf and type(root) in (torch.Tensor, torch.nn.Parameter)
-
-
 def _capturing(weight: torch.Tensor) -> bool:
     return weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
@@ -76,13 +70,14 @@ class KeptCodes:
         if torch.compiler.is_compiling() or internals.transforms_active() or internals.fsdp_is_used():
             return False
         given = [weight for weight in weights if weight is not None]
-        if not all(map(_ordinary, given)):
-            return False
-        if given and _capturing(given[0]):
+        roots = [weight if weight._base is None else weight._base for weight in given]
+        if not all(root.is_leaf and type(root) in (torch.Tensor, torch.nn.Parameter) for root in roots):
+            return False  # a cast copy, or a part of what FSDP gathers
+        if any(map(_capturing, given)):
             self._unseen |= torch.is_grad_enabled() and any(weight.requires_grad for weight in given)
             self._pinned += self._held
         if not self._unseen:
-            self._held = [_entry_of(weight) for weight in given]
+            self._held = list(map(_entry_of, given))
         return not self._unseen
 
 
@@ -95,25 +90,23 @@ def _entry_of(weight: torch.Tensor) -> _Entry:
 
 def find(weight: torch.Tensor, key: Hashable, make: Callable[[], T]) -> T:
     """Return what `make` returned earlier for the same weight and key on this stream, else what it does now."""
-    entry = _entries.get(weight.data_ptr())
-    if entry is None or entry.known != _known_by(weight):
+    entry, capturing = _entries.get(weight.data_ptr()), _capturing(weight)
+    if entry is None or entry.known != _known_by(weight) or (capturing and entry.trains):
         return make()
-    capturing, stream = _capturing(weight), torch.cuda.current_stream(weight.device) if weight.is_cuda else None
+    stream = torch.cuda.current_stream(weight.device) if weight.is_cuda else None
     of_stream, codes = entry.codes.get(key, (None, None))
-    if codes is not None and (not entry.trains if capturing else of_stream == stream):
-        return codes
-    made = make()
-    if not capturing:
-        entry.codes[key] = stream, made
-    return made
+    if codes is None or (of_stream != stream and not capturing):
+        codes = make()
+        if not capturing:
+            entry.codes[key] = stream, codes
+    return codes
 
 
 @functools.cache
 def _watch_optimizers() -> None:
-    register_optimizer_step_post_hook(_drop_all)
+    @internals.constant_in_graphs  # a compiled step raises versions
+    def drop_all(*_: Any) -> None:
+        for entry in list(_entries.values()):
+            entry.codes.clear()
 
-
-@internals.constant_in_graphs  # a compiled step raises versions
-def _drop_all(*_: Any) -> None:
-    for entry in list(_entries.values()):
-        entry.codes.clear()
+    register_optimizer_step_post_hook(drop_all)

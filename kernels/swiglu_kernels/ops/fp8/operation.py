@@ -25,13 +25,14 @@ weight_grad="triton" or "torch" makes 4 and 6 in 16 bits, as `swiglu_mlp` does.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from swiglu_kernels.ops.fp8 import kept_codes, products
+from swiglu_kernels.ops.fp8 import products
 from swiglu_kernels.ops.fp8.definition import RECIPES
-from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes
+from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes, find
 from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quantised, quantise_both, quantise_rows
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import Limit, check_formula
@@ -84,28 +85,25 @@ def hand_over(into: dict[str, tuple[torch.Tensor, torch.Tensor]] | None) -> None
 def _by_rows(name: str, tensor: torch.Tensor, scales: torch.Tensor | None, recipe: str) -> Quantised:
     """Quantise an operand by its name for a product that sums over its last axis, if there are no scales yet."""
     weight = name.startswith("w_")
-    if scales is not None:
-        quantised = Quantised(tensor, scales)
-    else:
-        quantised = _made(tensor, recipe, weight, "rows", lambda plain: quantise_rows(tensor, plain, weight))
+    quantised = _made(quantise_rows, tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
     hand(quantised, name)
     return quantised
 
 
-def _made(tensor: torch.Tensor, recipe: str, weight: bool, axis: str, make: Callable[[str], T]) -> T:
-    """Quantise an operand by a recipe; a weight, where its codes may be kept, once for all calls."""
-    plain = recipe.removesuffix(SUFFIX)
-    if weight and plain != recipe:
-        return kept_codes.find(tensor, (plain, axis), lambda: make(plain))
-    return make(plain)
+def _made(quantise: Callable[..., T], tensor: torch.Tensor, recipe: str, weight: bool, *others: Any) -> T:
+    """Quantise an operand; a weight, where its codes may be kept, once for all calls."""
+    if not recipe.endswith(SUFFIX):
+        return quantise(tensor, recipe, weight, *others)
+    how = recipe.removesuffix(SUFFIX), weight, *others
+    make = partial(quantise, tensor, *how)
+    return find(tensor, (quantise, how), make) if weight else make()
 
 
 def _both(
     name: str, tensor: torch.Tensor, recipe: str, rows: bool, along: bool, maxima: Maxima = (None, None)
 ) -> tuple[Quantised, Quantised]:
     """Quantise an operand by its name for products that sum over its last axis, its first, or one for each."""
-    weight, axis = name.startswith("w_"), f"{rows}, {along}"
-    both = _made(tensor, recipe, weight, axis, lambda plain: quantise_both(tensor, plain, weight, rows, along, maxima))
+    both = _made(quantise_both, tensor, recipe, name.startswith("w_"), rows, along, maxima)
     if rows:
         hand(both[0], name)
     if along and _handed is not None:

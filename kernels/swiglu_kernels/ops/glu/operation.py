@@ -83,7 +83,7 @@ def write_weight_grads(
         run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
     else:
         for d_preactivation, d_weight in zip((d_gate, d_up), d_weights, strict=True):
-            write_transposed(d_preactivation, x, d_weight)
+            plan.apply(multiply_transposed, d_preactivation, x, d_weight, returning=multiply_transposed)
 
 
 def sum_of_products(
@@ -99,23 +99,12 @@ def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor)
 
 
 def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return left^T right by PyTorch, in out or in a new tensor."""
-    return torch.mm(left.t(), right, out=out)
-
-
-def write_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """Write left^T right to out by PyTorch; where only out is float32, add it."""
-    if out.dtype != left.dtype:
-        plan.apply(_add_transposed, left, right, out)
-    else:
-        plan.apply(multiply_transposed, left, right, out, returning=multiply_transposed)
-
-
-def _add_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    if left.is_cuda and out.is_contiguous() and internals.adds_in_float32:
-        torch.addmm(out, left.t(), right, out_dtype=torch.float32, out=out)
-    else:
-        out.addmm_(left.t().float(), right.float())
+    """Return left^T right by PyTorch, in out or in a new tensor; where out alone is float32, it is added to."""
+    if out is None or out.dtype == left.dtype:
+        return torch.mm(left.t(), right, out=out)
+    if left.is_cuda and internals.adds_in_float32:
+        return torch.addmm(out, left.t(), right, out_dtype=torch.float32, out=out)
+    return out.addmm_(left.t().float(), right.float())
 
 
 def _forward(given: Operands, options: Chosen, z: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:

@@ -30,10 +30,10 @@ from swiglu_kernels.ops.glu.choice import AUTO
 from swiglu_kernels.ops.glu.operation import (
     multiply,
     multiply_plainly,
+    multiply_transposed,
     sum_over_tokens,
     write_forward,
     write_input_grad,
-    write_transposed,
     write_weight_grads,
 )
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch
@@ -163,7 +163,7 @@ def write_down_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor
     if weight_grad == "triton" or by_launch:
         run(down_weight_grad_launch, d_out, h, d_w_down)
     else:
-        write_transposed(d_out, h, d_w_down)
+        plan.apply(multiply_transposed, d_out, h, d_w_down, returning=multiply_transposed)
 
 
 MLP = GatedOperation("mlp", 7, _forward, _backward)
