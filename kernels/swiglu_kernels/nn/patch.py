@@ -118,9 +118,8 @@ def patch_model(
     `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, is taken if its
     forward shows one of the gates that `swiglu_glu` has (`nn/gates.py`) and it passes a self-check: a few tokens
     through its own forward, in both training modes, and through the fused module agree within what their dtype rounds.
-    Experts of transformers 5
-    run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other experts whose
-    weights are stacked in one tensor are left alone, and the report names them.
+    Experts of transformers 5 run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels".
+    Other experts whose weights are stacked in one tensor are left alone, and the report names them.
 
     Parameters, state_dict, hooks on the MLP and training mode are untouched, so a checkpoint saved before or after
     loads into the stock model and back. Load weights first: the self-check needs them. Patch before parallelize_module
@@ -136,13 +135,13 @@ def patch_model(
         precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise": see `swiglu_mlp_fp8`. An MLP whose
             sizes are no multiples of 16 is left alone then, and so are such experts (see `swiglu_experts`), with
             "fp8-blockwise" all.
-        keep_codes: with fp8, quantise weights once until they change, as `keep_codes()` of the modules does.
+        keep_codes: with fp8, quantise weights once until they change: `keep_codes()` of the modules.
         accumulate_into_main_grad: of MLPs, see `swiglu_glu`; experts of transformers have gradients as ever.
         tokens: of a call; with fp8, the report names the layers for which fp8 does not pay at so many.
 
     Returns:
-        What changed, and what looks like a gated MLP or its experts and was left alone, with the reason. A second call
-        changes nothing and says so. On a device without kernels it says that nothing is gained there.
+        What changed, and what looks like a gated MLP or its experts and was left alone, with the reason (in a second
+        call, all); and that nothing is gained on a device without kernels.
 
     Raises:
         TypeError: model is not a torch.nn.Module, or classes is a string or holds anything else.
@@ -162,8 +161,7 @@ def patch_model(
     experts = [(path, module) for path, module in model.named_modules() if takes_part(module)]
     if options.recipe:
         taken = [module for _, module, layout in candidates if layout is not None]
-        taken += [module for _, module in experts if options.precision in fp8_experts.PRECISIONS]
-        _check_fp8_devices(taken)
+        _check_fp8_devices(taken + [module for _, module in experts if options.precision in fp8_experts.PRECISIONS])
     changed, left_alone = [], []
     for path, module, layout in candidates:
         name = type(module).__name__
@@ -183,7 +181,7 @@ def patch_model(
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
     modules = {change.path: model.get_submodule(change.path) for change in changed}
     for module in modules.values() if keep_codes else ():
-        module.__dict__[_CODES] = KeptCodes()
+        vars(module)[_CODES] = KeptCodes()
     notes = [*_why_not_paying(modules, options, tokens), *_without_kernels(modules.values())]
     if not candidates and not experts:
         known = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)

@@ -88,9 +88,9 @@ def _experts(
         return out, *_outputs(x[:0], w_gate_up, w_down, index, tile_rows, keep, keep_y)[1:]
     routing = route(index, w_gate_up.shape[0], tile_rows)
     if "fp8" in precision:
+        of_weights = fp8_experts.weights_of((w_gate_up, w_down), (s_gate_up, s_down), precision.endswith(SUFFIX))
         y, pre = fp8_experts.products(
-            x, (w_gate_up, w_down), (s_gate_up, s_down), (b_gate_up, b_down), routing, formula, interleaved, keep,
-            backend, precision.endswith(SUFFIX),
+            x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, keep, backend
         )  # fmt: skip
     else:
         kernels = KERNELS[backend]
@@ -144,9 +144,9 @@ def _experts_backward(
     if not keep:
         assert x is not None, "the recomputation starts from x"
         if in_fp8:
+            of_weights = fp8_experts.weights_of((w_gate_up, w_down), (None, None), precision.endswith(SUFFIX))
             y, made = fp8_experts.products(
-                x, (w_gate_up, w_down), (None, None), (b_gate_up, b_down), routing, formula, interleaved, True,
-                backend, precision.endswith(SUFFIX),
+                x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, True, backend
             )  # fmt: skip
         else:
             rows = kernels.gather(x, routing)

@@ -16,7 +16,7 @@ from swiglu_kernels.ops.gate.formula import Formula, check_formula, formula_of
 from swiglu_kernels.ops.glu import definition
 from swiglu_kernels.ops.glu.choice import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair
-from swiglu_kernels.runtime import autocast
+from swiglu_kernels.runtime import autocast, internals
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_chunk, check_down, check_glu, check_option, check_packed, check_vector
 from swiglu_kernels.runtime.main_grad import HALF, MARK, main_grad_of, stand_in
@@ -286,7 +286,8 @@ class GatedOperation:
         if not trains(given):
             weight_grad = "none"
         elif into_main_grad:
-            weight_grad = MARK + weight_grad
+            by_torch = asked[0] == AUTO and x.is_cuda and internals.adds_in_float32
+            weight_grad = MARK + ("torch" if by_torch else weight_grad)
         with_grad = needs_backward(*given)
         options = weight_grad, save if with_grad else "input", input_grad, formula.numbers, layout, chunk, ""
         out = call_and_keep(self.forward, rows, *given[1 : self.tensors], *options)
