@@ -30,7 +30,7 @@ STATUS = (
 RARE = frozenset([
     "tp", "routing", "find_links", "pythons", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds",
     "warmup", "l2", "regime", "lock_clocks", "new_tokens", "trace", "ncu", "energy", "csv", "save_baseline",
-    "wandb_project", "wandb_entity", "wandb_group", "wandb_tags", "wandb_id", "strict", "interpret",
+    "accumulate", "wandb_project", "wandb_entity", "wandb_group", "wandb_tags", "wandb_id", "strict", "interpret",
     "sequence_parallel", "candidates", "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
@@ -78,6 +78,8 @@ DtypeOption = Annotated[Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \
     "CPU; verify: all]")]
 ScopeOption = Annotated[Text, option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; or experts, "
     "for a shape with experts. \\[default: glu, or experts for such shapes; verify, audit: all]")]
+PrecisionOption = Annotated[Text, option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: "
+    "how the operands of products are quantised. \\[default: not at all]")]
 Impl = Annotated[Texts, option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs "
     "that file's code; the name of its only one may be left out); comma-separated or repeated.",
     autocompletion=complete_implementations)]
@@ -141,8 +143,7 @@ class SweepOptions(WandbOptions):
     scope: ScopeOption = None
     routing: Annotated[Text, option(WHAT, "balanced, uniform, zipf, single or local (half of the experts on other "
         "ranks), comma-separated: how the experts of each token are drawn. \\[default: uniform]")] = None
-    precision: Annotated[Text, option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: "
-        "how the operands of products are quantised. \\[default: not at all]")] = None
+    precision: PrecisionOption = None
     impl: Impl = None
     skip_impl: SkipImpl = None
     packages: Packages = None
@@ -197,6 +198,9 @@ class TimingOptions(SweepOptions):
         "each sample, in which the GPU cools).")] = "steady"
     new_tokens: Annotated[int, option(HOW, "After the rounds, call each with so many further token counts, once, and "
         "keep the longest call.", min=0, max=200, metavar="N")] = 0
+    accumulate: Annotated[int, option(WHAT, "Of step: micro-batches of an optimiser's step, each with a forward and "
+        "backward of so many --tokens; gradients of weights add up, and weights are written between steps.", min=1,
+        max=64, metavar="N")] = 1
     lock_clocks: Annotated[int | None, option(HOW, "Hold the GPU's clock at so many MHz while the command runs; needs "
         "the right to do so.", min=100, metavar="MHZ")] = None
     layers: Annotated[int, option(HOW, "On a GPU, record N layers in one CUDA graph, each with weights and inputs of "

@@ -284,6 +284,7 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
         seed=options.seed,
         precisions=precisions,
+        accumulate=options.accumulate if isinstance(options, TimingOptions) else 1,
     )
     unfit = [case for case in cases if case.shape.experts and case.precision not in FOR_EXPERTS]
     if unfit and (options.shapes is not None or options.scope is not None):
@@ -445,6 +446,11 @@ def check_wandb(options: WandbOptions) -> None:
 
 
 def _check_timing(options: TimingOptions, command: str, device: torch.device) -> None:
+    if options.accumulate > 1 and (command != "step" or options.layers > 1 or "activation" in (options.scope or "")):
+        raise BadInput(
+            "--accumulate adds up gradients of weights over several calls, for the command step and the scopes "
+            "glu, mlp and experts; leave it out, or --layers and other scopes."
+        )
     if options.trace and not options.csv:
         raise BadInput("--trace writes files, and none are written; give --out, not --no-csv.")
     if (options.trace or options.ncu) and options.ray is not None:

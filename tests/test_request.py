@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -6,8 +7,10 @@ from rich.console import Console
 from specimens import result_or_complaint
 
 from swiglu_bench import request
-from swiglu_bench.cases.cases import Scope
+from swiglu_bench.cases import costs
+from swiglu_bench.cases.cases import Dtype, Precision, Scope
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.options import SweepOptions, TimingOptions, VerifyOptions
 from swiglu_bench.request import REGIMES, Request, requested
@@ -66,6 +69,21 @@ def test_layers_are_those_of_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(BadInput, match=r"^--layers records CUDA graphs, and (this|a backward) .*; leave it out\.$"):
             asked(command, layers=4)
     assert asked(layers=4).settings.layers == 4
+
+
+def test_micro_batches_are_those_of_a_step() -> None:
+    found = asked("step", shapes="smoke", tokens="6", accumulate=4)
+    assert {(case.accumulate, case.tokens, case.name) for case in found.cases} == {(4, 6, "smoke@accumulate-4")}
+    kept = next(known for known in CATALOGUE if known.name == "fused-fp8-kept")
+    case = dataclasses.replace(found.cases[0], dtype=Dtype.BFLOAT16, precision=Precision.FP8_ROWWISE)
+    assert case.name == "smoke@fp8-rowwise@accumulate-4"
+    assert kept.refuses(case) is None
+    assert "--accumulate" in str(kept.refuses(dataclasses.replace(case, accumulate=1)))
+    one, four = (costs.flops(dataclasses.replace(case, accumulate=count), ("x", "w_gate")) for count in (1, 4))
+    assert four == 4 * one
+    for command, more in (("forward", {}), ("step", {"scope": "activation"}), ("step", {"layers": 2})):
+        with pytest.raises(BadInput, match=r"^--accumulate adds up gradients .*; leave it out, or "):
+            asked(command, shapes="smoke", accumulate=2, **more)
 
 
 def test_the_scope_of_experts_follows_from_the_shape_and_the_routing_is_part_of_its_name() -> None:

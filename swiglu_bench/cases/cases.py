@@ -203,11 +203,14 @@ class Case:
     mode: Mode
     seed: int = 0
     precision: Precision = Precision.UNQUANTISED
+    accumulate: int = 1
+    """Micro-batches in a step, of `tokens` each."""
 
     @property
     def name(self) -> str:
-        """What its rows call the shape: the precision is part of it unless nothing is quantised."""
-        return f"{self.shape.name}@{self.precision}" if self.precision else self.shape.name
+        """What its rows call the shape: with the precision, if anything is quantised, and several micro-batches."""
+        batches = f"accumulate-{self.accumulate}" if self.accumulate > 1 else ""
+        return "@".join(filter(None, (self.shape.name, self.precision, batches)))
 
     @property
     def pairs(self) -> int:
@@ -239,13 +242,14 @@ def expand(
     tokens: Sequence[int] | None = None,
     seed: int = 0,
     precisions: Sequence[Precision] = (Precision.UNQUANTISED,),
+    accumulate: int = 1,
 ) -> list[Case]:
     """All cases of a sweep, shape by shape, token counts ascending; `tokens` replaces the shapes' own lists.
 
     A shape has those of the scopes that fit it.
     """
     return [
-        Case(shape, count, dtype, scope, mode, seed, precision)
+        Case(shape, count, dtype, scope, mode, seed, precision, accumulate)
         for shape in shapes
         for scope, mode, dtype, precision in dict.fromkeys(itertools.product(scopes, modes, dtypes, precisions))
         if (scope is Scope.EXPERTS) == (shape.experts is not None)

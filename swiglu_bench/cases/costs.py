@@ -66,15 +66,15 @@ def _in_mode(mode: Mode, forward: Amount, backward: Amount) -> Amount:
 
 
 def flops(case: Case, gradients: tuple[str, ...]) -> int:
-    """Floating-point operations of the case's products, plus the gate's: 5 an element forward, 12 backward."""
+    """Floating-point operations of all micro-batches: products, and the gate's 5 an element forward, 12 backward."""
     gate = case.rows * case.shape.intermediate * _in_mode(case.mode, 5, 12)
-    return sum(2 * m * n * k for m, n, k in products(case, gradients)) + gate
+    return case.accumulate * (sum(2 * m * n * k for m, n, k in products(case, gradients)) + gate)
 
 
 def min_bytes(
     case: Case, gradients: tuple[str, ...], idle_experts: int | None = None, weight_bytes: int | None = None
 ) -> int:
-    """Fewest bytes to move through device memory: each input read once, each output written once.
+    """Fewest bytes to move through device memory: each input read once, each output written once, in each micro-batch.
 
     Backward reads the upstream gradient, activations and weights; what is saved for it is a choice and not counted.
     The weights of experts without a token are not read; `idle_experts` of them or, where that is not known, as many as
@@ -89,7 +89,7 @@ def min_bytes(
     others = (*ACTIVATIONS[case.scope], *(BIASES[case.scope] if case.shape.extras.bias else ()), "output")
     forward = weights + sum(size[name] for name in others) * case.dtype.bytes
     backward = forward + sum(tensor_elements(case)[name] for name in gradients) * case.dtype.bytes
-    return _in_mode(case.mode, forward, backward)
+    return case.accumulate * _in_mode(case.mode, forward, backward)
 
 
 def longest_sum(case: Case) -> int:

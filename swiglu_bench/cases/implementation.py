@@ -112,6 +112,9 @@ class Implementation:
     """Hidden and intermediate sizes must be multiples of this."""
     most_tokens: int | None = None
     """The most tokens that it is made for; None: any number."""
+    keeps_between_batches: bool = False
+    """Whether it keeps what follows from the weights from one micro-batch of a step to the next, and is for steps of
+    several alone."""
     on_request: bool = False
     """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
     variant: frozenset[Scope] = frozenset()
@@ -220,6 +223,8 @@ class Implementation:
             return f"It quantises to {', '.join(sorted(self.precisions))} only; ask for it with --precision."
         if case.shape.hidden % self.multiple or case.shape.intermediate % self.multiple:
             return f"It needs hidden and intermediate sizes that are multiples of {self.multiple}."
+        if self.keeps_between_batches and case.accumulate == 1:
+            return "It keeps codes of weights between the micro-batches of a step; ask for several with --accumulate."
         if self.most_tokens is not None and case.tokens > self.most_tokens:
             return f"It supports at most {self.most_tokens} tokens."
         needs = case.shape.extras.offers + case.shape.is_local * ("other_ranks",)

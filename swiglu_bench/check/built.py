@@ -24,6 +24,12 @@ Pause = Callable[[], AbstractContextManager[object]]
 """Takes what happens in its context out of the time."""
 
 _backward, _no_grad = torch.autograd.backward, torch.no_grad
+TURN = 128
+"""Rows by which each micro-batch of a step is turned against the next: a multiple of the groups of all quantisers."""
+NEGATED = {
+    Scope.GLU: ("w_up", "bias_up"), **dict.fromkeys((Scope.MLP, Scope.EXPERTS), ("w_down", "bias_down")),
+}  # fmt: skip
+"""What changes its sign between steps of several micro-batches: so do all results but the gradients of these."""
 
 
 @dataclass(frozen=True)
@@ -384,6 +390,12 @@ class Built:
             for name, view in self.views.items():
                 view.write(self.parameters[view.parameter].detach(), weights[name])
 
+    def step_weights(self, negate: bool) -> None:
+        """Write all weights in place, as an optimiser does; some with the other sign."""
+        names = NEGATED[self.problem.case.scope] if negate else ()
+        values = {n: view.read(self.parameters[view.parameter].detach()) for n, view in self.views.items()}
+        self.set_weights({name: -value if name in names else value.clone() for name, value in values.items()})
+
     def memory(self, draw: Draw) -> MemoryUse:
         """Measure the bytes of one forward and backward (of the forward alone where it yields no gradients)."""
         self.drop_gradients()
@@ -429,12 +441,18 @@ class Call:
 
     The upstream gradient is drawn after the forward has returned, so that no forward can know it; a step whose time
     cannot be paused for that has it drawn before (`upstream_first`).
+
+    A step of several micro-batches is a forward and backward of each, on the same rows in another order. Before it the
+    weights are written, by chance with another sign of some, and after it they are put back. It hands out the means of
+    what its micro-batches yield, with the signs of the weights that were there before.
     """
 
     def __init__(self, built: Built, mode: Mode, draw: Draw, upstream_first: bool) -> None:
         self._built, self._mode, self._draw, self._upstream_first = built, mode, draw, upstream_first
-        self._leaves: list[Tensor] = []
-        self._output: Any = None
+        self._count = built.problem.case.accumulate if mode is Mode.STEP else 1
+        self._batches: list[list[Tensor]] = []
+        self._outputs: list[Any] = []
+        self._negates = False
 
     def __call__(self) -> Produced:
         """Make the whole call, untimed."""
@@ -447,7 +465,7 @@ class Call:
         """Of a backward: lay out the activations and run the forward, which are not timed."""
         if self._mode is Mode.BACKWARD:
             self._lay_out(self._draw)
-            self._forward()
+            self._forward(self._batches[0])
 
     def prepare(self, given: Draw | None = None) -> None:
         """Lay out the other inputs, as a given draw has them, by default the call's own."""
@@ -455,35 +473,71 @@ class Call:
         if self._mode is not Mode.BACKWARD:
             self._lay_out(given)
         if self._mode is Mode.BACKWARD or (self._mode is Mode.STEP and self._upstream_first):
-            self._upstream = self._built.desk.upstream(given)
+            self._lay_out_upstream(given)
 
     def run(self, pause: Pause) -> None:
         """The timed work."""
         if self._mode is Mode.FORWARD:
             with _no_grad():
-                self._forward()
+                self._forward(self._batches[0])
             return
-        if self._mode is Mode.STEP:
-            self._forward()
-            if not self._upstream_first:
-                with pause():
-                    self._upstream = self._built.desk.upstream(self._draw)
-        _backward(self._output, self._upstream)
+        for number, leaves in enumerate(self._batches):
+            if self._mode is Mode.STEP:
+                self._forward(leaves)
+                if not self._upstream_first and not number:
+                    with pause():
+                        self._lay_out_upstream(self._draw)
+            _backward(self._outputs[number], self._upstreams[number])
 
     def results(self) -> Produced:
         """Hand out what it produced."""
-        output, self._output = self._output, None
-        found = self._built._collect(self._leaves) if self._mode is not Mode.FORWARD else {}
-        return {"output": _detached(output), **found}
+        outputs, self._outputs = list(map(_detached, self._outputs)), []
+        found = self._built._collect(self._batches[-1]) if self._mode is not Mode.FORWARD else {}
+        if self._count > 1:
+            self._built.step_weights(self._negates)
+            return self._means(outputs, found)
+        return {"output": outputs[0], **found}
+
+    def _means(self, outputs: list[Any], found: Produced) -> Produced:
+        built, layout = self._built, self._built.layout if self._built.as_they_lie else None
+        rows = {"output": outputs}
+        rows |= {n: [leaves[at].grad for leaves in self._batches] for at, n in enumerate(built.desk.names)}
+        means: Produced = {name: None if value is None else value / self._count for name, value in found.items()}
+        for name, values in rows.items():
+            if not any(value is None for value in values):
+                alike = [value.roll(-turn, 0) for value, turn in zip(values, self._turns, strict=True)]
+                means[name] = torch.stack(alike).mean(0, dtype=torch.float32).to(values[0].dtype)
+        if self._negates and not any(value is None for value in means.values()):
+            means = layout.canonical(means) if layout else means
+            means = {n: value if n in NEGATED[built.problem.case.scope] else -value for n, value in means.items()}
+            means = layout.as_they_lie(means) if layout else means
+        return means
+
+    @property
+    def _turns(self) -> Sequence[int]:
+        """Of each micro-batch, in rows; of the last, none."""
+        return range(TURN * (self._count - 1), -1, -TURN)
+
+    def _turned(self, value: Tensor) -> list[Tensor]:
+        return [value.roll(turn, 0) if turn else value for turn in self._turns]
 
     def _lay_out(self, draw: Draw) -> None:
         self._built.drop_gradients()
-        self._leaves = [leaf(value, self._mode is not Mode.FORWARD) for value in self._built.desk.activations(draw)]
+        wanted, given = self._mode is not Mode.FORWARD, self._built.desk.activations(draw)
+        turned = zip(*map(self._turned, given), strict=True)
+        self._batches = [[leaf(value, wanted) for value in values] for values in turned]
+        if self._count > 1:
+            self._negates = bool(draw.seed & 1)
+            self._built.step_weights(self._negates)
 
-    def _forward(self) -> None:
-        self._output = output = self._built.forward(*self._leaves)
+    def _lay_out_upstream(self, draw: Draw) -> None:
+        self._upstreams = self._turned(self._built.desk.upstream(draw))
+
+    def _forward(self, leaves: Sequence[Tensor]) -> None:
+        output = self._built.forward(*leaves)
         if not isinstance(output, Tensor):
             raise TypeError(f"forward returned {_kind(output)}; it has to return one tensor")
+        self._outputs.append(output)
 
 
 def _detached(output: Any) -> Any:

@@ -121,7 +121,8 @@ class Judge:
         if key not in self._truths:
             while len(self._truths) >= KEPT:
                 self._truths.popitem(last=False)
-            produced = self._reference.train(draw) if backward else self._reference.infer(draw)
+            mode = Mode.FORWARD if not backward else Mode.STEP if self.problem.case.accumulate > 1 else Mode.BACKWARD
+            produced = self._reference.call(mode, draw)()
             activations = [value.clone() for value in self.desk.activations(draw)]
             values = self.answer(activations, self.desk.upstream(draw) if backward else None)
             expected = {name: tolerance.Expected.of(value) for name, value in values.items()}

@@ -418,6 +418,7 @@ class RecommendOptions:
     tokens: options.Tokens = None
     dtype: options.DtypeOption = None
     scope: options.ScopeOption = None
+    precision: options.PrecisionOption = None
     mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.", *options.MODE)] = "step"
     max_memory: Annotated[
         Text, option(WHAT, "Most memory that a training step may use above inputs and weights, such as 1GiB or 500MiB.")

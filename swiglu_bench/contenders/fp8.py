@@ -200,31 +200,38 @@ def transformer_engine(problem: Problem) -> Step:
     return Step(forward, _weights_of(layers))
 
 
-def _build_fused(problem: Problem, weight_grad: str) -> Step:
+def _build_fused(problem: Problem, weight_grad: str, keeps: bool) -> Step:
     from swiglu_bench.contenders.fp8_linear import operands
+    from swiglu_kernels.ops.fp8.kept_codes import KeptCodes
     from swiglu_kernels.ops.fp8.operation import hand_over, quantise, swiglu_mlp_fp8
 
+    kept = KeptCodes() if keeps else None
     recipe = str(problem.case.precision).removeprefix("fp8-")
     given = operands(list(problem.weights.values()), lambda _, weight: quantise(weight, recipe, weight=True))
 
     def forward(x: Tensor) -> Tensor:
         w_gate, w_up, w_down = (*given(), None)[:3]
-        return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad)
+        return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad, kept=kept)
 
     return Step(forward, hand_over=hand_over)
 
 
-def _fused(name: str, weight_grad: str, description: str) -> Implementation:
-    call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r})"
+def _fused(name: str, weight_grad: str, description: str, keeps: bool = False) -> Implementation:
+    call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r}"
+    call += ", kept=kept)  # a KeptCodes() for each layer" if keeps else ")"
     declare = _row(
         name, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton", multiple=16,
         package="swiglu_kernels.ops.fp8.operation", variant=() if weight_grad == "fp8" else SCOPES,
-        quantises_dw=weight_grad == "fp8", usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
+        quantises_dw=weight_grad == "fp8", keeps_between_batches=keeps,
+        usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
     )  # fmt: skip
-    return declare(partial(_build_fused, weight_grad=weight_grad))
+    return declare(partial(_build_fused, weight_grad=weight_grad, keeps=keeps))
 
 
 fused = _fused("fused-fp8", "fp8", "swiglu_glu_fp8 or swiglu_mlp_fp8: one Triton launch for gate, up and SwiGLU")
+fused_kept = _fused(
+    "fused-fp8-kept", "fp8", "fused-fp8, with weights quantised once for all micro-batches of a step", True
+)
 fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, weight gradients in bf16: by torch's products")
 
 
@@ -261,7 +268,7 @@ ABSENT = tuple(
     )
 )
 ROWS = (
-    fused, fused_dw_torch, scaled_mm, scaled_mm_compiled, scaled_mm_blocks, scaled_mm_blocks_compiled, deep_gemm,
-    torchao_float8, transformer_engine, reference, fused_experts, scaled_grouped, scaled_grouped_compiled,
+    fused, fused_kept, fused_dw_torch, scaled_mm, scaled_mm_compiled, scaled_mm_blocks, scaled_mm_blocks_compiled,
+    deep_gemm, torchao_float8, transformer_engine, reference, fused_experts, scaled_grouped, scaled_grouped_compiled,
     *ABSENT,
 )  # fmt: skip

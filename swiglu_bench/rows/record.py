@@ -121,6 +121,8 @@ class Record:
     scope: str = text("`activation` (gate, up → h), `glu` (x → h, both projections included), `mlp` (x → out) or "
         "`experts` (x and its routing → out, see [docs/experts.md](../docs/experts.md))")
     mode: str = text("`forward`, `backward`, or `step` (both together)")
+    accumulate: Count = figure("micro-batches of a step, each of `tokens`, if they are several; `shape` contains it "
+        "after an `@` then, and all times and amounts are of the whole step", since=10)
     seed: int = figure("seed of the order within each round; up to schema 3 also of the inputs and weights", default=0)
     implementation: str = text("name in `swiglu-bench list`")
     weight_layout: str = text("how the implementation stores the gate and up weights: `separate`, `packed` or "

@@ -9,6 +9,7 @@ judges each row against the best as a sweep judges a contender: by the interval 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,7 +218,7 @@ def _choose(rows: Sequence[Record], peaks: Peaks, catalogue: Catalogue, most: in
     known = catalogue.get(best.implementation) if best else None
     return {
         **{name: getattr(rows[0], name) for name in (*TABLE, "tokens")},
-        **{name: getattr(best, name, None) for name in ("implementation", "time_ms", "ratio", "baseline")},
+        **{name: getattr(best, name, None) for name in ("implementation", "precision", "time_ms", "ratio", "baseline")},
         "confidence": "unsure" if unsure else "tie" if ties else "clear" if best else "none", "ties": ties,
         "runner_up": runner_up, "runner_up_low": getattr(margin, "low", None),
         "runner_up_high": getattr(margin, "high", None), "unsure": unsure, "peak_bytes": peak_bytes,
@@ -274,6 +275,16 @@ def how_sure(choice: Choice) -> str:
     return "; ".join(parts) or "nothing else qualifies"
 
 
+def _pays_from(group: Sequence[Choice]) -> Iterator[str]:
+    """Of one work, from how many of the measured tokens on a row that quantises is the fastest."""
+    *_, recipe = str(group[0]["shape"]).split("@")[:2]
+    choices = sorted(group, key=itemgetter("tokens"), reverse=True)
+    ahead = [choice["tokens"] for choice in itertools.takewhile(itemgetter("precision"), choices)]
+    if recipe.startswith("fp8"):
+        found = f"the fastest from {ahead[-1]} tokens on" if ahead else "slower than what quantises nothing"
+        yield f"{recipe} is {found}; measured at {', '.join(str(c['tokens']) for c in reversed(choices))} tokens"
+
+
 def recommendation_tables(choices: Sequence[Choice], runs: Sequence[FinishedRun]) -> Iterator[RenderableType]:
     """A table per shape, scope, mode and dtype, what does not qualify, and the line of Python for each choice."""
     heads = ("tokens", "use", "time", "ratio", "peak", "how sure")
@@ -290,6 +301,7 @@ def recommendation_tables(choices: Sequence[Choice], runs: Sequence[FinishedRun]
         yield from Grid(heads, rows, " ".join(work), text={"use", "how sure"}, wrap={"how sure"}).parts()
         excluded = [(why, name) for choice in group for name, why in choice["excluded"].items()]
         yield from dim(by_reason("not considered", excluded))
+        yield from dim(_pays_from(group))
     sources = ", ".join(f"{run.name} ({run.records[0].device})" for run in runs if run.records)
     yield Text(f"peak: of a training step, above inputs and weights; ~: by arithmetic. From {sources}", "dim")
     usages = {choice["implementation"]: choice["usage"] for choice in choices if choice["implementation"]}

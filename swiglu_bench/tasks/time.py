@@ -253,7 +253,7 @@ class _TimedCase(CaseRun):
             aliases, noise = [], None
 
         def ms_of(work: object) -> list[float]:
-            return rounds.timings[bare[work].name].ms if work in bare else []
+            return [case.accumulate * ms for ms in rounds.timings[bare[work].name].ms] if work in bare else []
 
         self._check_ceilings({work: ms_of(work) for work in bare}, found)
         self._base_ms = rounds.timings[self.baseline].ms if self.baseline in by_name else []
@@ -349,8 +349,9 @@ class _TimedCase(CaseRun):
         equals = {twin.name: twin for twin in twins} if self.baseline in sound else {}
         chains = Chains(self.court, self.case, contenders | equals, names, equals)
         samples = {name: rounds.timings[name].samples for name in (*sound, *equals)}
-        gpu_ms = {name: percentile([each.ms for each in own], 50) for name, own in samples.items()}
-        host_ms = {name: percentile([each.host_us / 1e3 for each in own], 50) for name, own in samples.items()}
+        batches = self.case.accumulate  # of which a call in a chain is one
+        gpu_ms = {name: percentile([each.ms / batches for each in own], 50) for name, own in samples.items()}
+        host_ms = {n: percentile([each.host_us / 1e3 / batches for each in own], 50) for n, own in samples.items()}
         apart = max(noise.high, 1 / noise.low if noise.low else math.inf) if noise else 1.0
         on_gpu = self.court.settings.device.type == "cuda"
         found = chains.disagreements(gpu_ms, self.baseline, host_ms if on_gpu else None, apart)

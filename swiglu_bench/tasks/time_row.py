@@ -197,7 +197,7 @@ def measure_beside(court: Court, case: Case, entries: Sequence[Entry], gpu: Gpu 
                         entry.record.hot_ratio, entry.record.hot_verdict = _beside(entry.record, rounds, "hot")
         tell("CUDA graphs", 0.93)
         _graphs(court, case, entries, RoundJudge(court, names, full_share=0.0), rule)
-        if court.settings.energy and gpu and case.mode is not Mode.BACKWARD:
+        if court.settings.energy and gpu and case.mode is not Mode.BACKWARD and case.accumulate == 1:
             tell("energy", 0.96)
             for entry in random.Random(case.seed).sample(list(entries), len(entries)):
                 if entry.record.status is Status.OK:
@@ -240,8 +240,8 @@ def _graphs(court: Court, case: Case, entries: Sequence[Entry], judge: RoundJudg
     contenders = []
     for entry in entries:
         record = entry.record
-        if case.mode is Mode.BACKWARD:
-            record.graph_reason = REPLAYED_ALONE
+        if case.mode is Mode.BACKWARD or case.accumulate > 1:
+            record.graph_reason = REPLAYED_ALONE if case.accumulate == 1 else "Several micro-batches are not recorded."
             continue
         try:
             record.graph_reason = entry.contender.tell("record", case.mode)

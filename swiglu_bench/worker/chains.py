@@ -119,9 +119,8 @@ class Chains:
         return failures | ({baseline: failure} if failure else {})
 
     def _record(self, name: str) -> None:
-        reason = self._case.mode is Mode.BACKWARD or self._contenders[name].tell(
-            "lay_chain", new_draw(), FEWEST_CALLS, True
-        )
+        unrecorded = self._case.mode is Mode.BACKWARD or self._case.accumulate > 1
+        reason = unrecorded or self._contenders[name].tell("lay_chain", new_draw(), FEWEST_CALLS, True)
         if reason == UNJOINED:
             self._contenders[name].end()
             raise WrongResult(f"recorded as a CUDA graph, a stream that it forks has {UNJOINED}")

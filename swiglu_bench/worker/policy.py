@@ -106,7 +106,8 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
     record = Record(
         run_id=settings.run_id, command=settings.command, shape=case.name, hidden=shape.hidden,
         intermediate=shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, scope=case.scope.value,
-        mode=case.mode.value, seed=case.seed, experts=experts.count if experts else None,
+        mode=case.mode.value, accumulate=case.accumulate if case.accumulate > 1 else None, seed=case.seed,
+        experts=experts.count if experts else None,
         top_k=experts.top_k if experts else None, routing=experts.routing.value if experts else "",
         implementation=implementation.name, weight_layout=implementation.weight_layout,
         gradients=" ".join(implementation.gradients(case.scope)), precision=implementation.precision_of(case).value,

@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built, Produced, find_views, take_apart
 from swiglu_bench.check.inputs import Draw, make_problem
 from swiglu_bench.check.judge import Judge
-from swiglu_bench.contenders import fused, peers, pytorch
+from swiglu_bench.contenders import experts, fused, peers, pytorch
 from swiglu_bench.worker.ahead import first_candidates
 
 ONE, OTHER = Draw(1), Draw(11)
@@ -123,6 +124,63 @@ def test_weights_stay_and_gradients_do_not_add_up() -> None:
     assert all(map(torch.equal, before, problem.weights.values()))
     assert all(value.grad is None and not value.requires_grad for value in problem.weights.values())
     assert all(value.grad is None for value in other.parameters.values()), "contenders share none"
+
+
+# Several micro-batches
+
+
+EVERY = [
+    (pytorch.eager, Scope.GLU), (pytorch.eager, Scope.MLP), (pytorch.eager_packed, Scope.GLU),
+    (pytorch.eager_packed, Scope.MLP), (experts.grouped, Scope.EXPERTS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("entry", "scope"), EVERY)
+@pytest.mark.parametrize("own", [False, True])
+def test_a_step_of_several_micro_batches(entry: Implementation, scope: Scope, own: bool) -> None:
+    """They add up, and come out as one of them, whatever the sign of the weights; what is kept must follow these."""
+    case = replace(small_case(scope=scope, tokens=150, shape=Shape("s", 32, 48, "", ())), accumulate=3)
+    problem = make_problem(case, "cpu")
+    built, judge = Built(entry, problem), Judge(problem)
+    built.as_they_lie = own
+    before = [value.clone() for value in built.parameters.values()]
+    for draw in (ONE, Draw(2), Draw(-3)):
+        versions = [value._version for value in built.parameters.values()]
+        call = built.call(Mode.STEP, draw)
+        call.prepare()
+        assert all(map(torch.equal, before, built.parameters.values())) is (draw.seed % 2 == 0)
+        assert all(v < w._version for v, w in zip(versions, built.parameters.values(), strict=True))
+        call.run(nullcontext)
+        assert len(call._outputs) == 3
+        produced = call.results()
+        if own and built.layout:
+            produced = built.layout.canonical(produced)
+        assert all(check.ok for check in judge_here(judge, produced, draw))
+        assert judge.compare(Mode.STEP, [draw])(produced) == ""
+        assert all(map(torch.equal, before, built.parameters.values())), "put back"
+
+
+def test_what_an_implementation_keeps_of_the_weights_has_to_follow_them() -> None:
+    kept: dict[str, Tensor] = {}
+
+    def by_version(problem: Problem) -> Step:
+        def weight(name: str) -> Tensor:
+            value = problem.weights[name]
+            key = f"{name} {value._version}" if follows else name
+            return kept.setdefault(key, value.detach().clone()) + (value - value.detach())
+
+        return Step(lambda x: glu(x, {name: weight(name) for name in problem.weights}))
+
+    problem = make_problem(replace(small_case(), accumulate=2), "cpu")
+    for follows in (True, False):
+        kept.clear()
+        built, judge = Built(declared(by_version), problem), Judge(problem)
+        judge.truth(ONE, backward=True)
+        said = [
+            judge.compare(Mode.STEP, [draw])(built.call(Mode.STEP, draw)()) for draw in (Draw(2), ONE, Draw(4), OTHER)
+        ]
+        assert [not reason for reason in said] == [True, follows, True, follows]
+        assert built.train(ONE).keys() == {"output", "x", "w_gate", "w_up"}
 
 
 # Layouts and what is trained

@@ -12,6 +12,9 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
 from swiglu_bench.cases.fp8 import dequantise
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
+from swiglu_bench.check.built import Built
+from swiglu_bench.check.inputs import Draw, make_problem
+from swiglu_bench.check.quantised import judge_of
 from swiglu_bench.contenders import experts, fp8, pytorch
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.tasks.selftest.run import EXPERTS, SPECIMENS
@@ -148,3 +151,17 @@ def test_what_multiplies_in_bf16_is_no_contender_that_quantises() -> None:
         (pytorch.eager, case_of(Scope.GLU, Precision.FP8_TENSORWISE, Mode.FORWARD)),
     ):
         assert failed(checks_of(dataclasses.replace(entry, precisions=frozenset(Precision)), case))
+
+
+@pytest.mark.parametrize("precision", [Precision.FP8_ROWWISE, Precision.FP8_BLOCKWISE])
+@pytest.mark.parametrize("scope", [Scope.GLU, Scope.MLP])
+def test_micro_batches_are_held_against_the_definition_s(scope: Scope, precision: Precision) -> None:
+    case = dataclasses.replace(case_of(scope, precision), accumulate=4)
+    problem = make_problem(case, "cpu")
+    judge = judge_of(False, True, True)(problem)
+    checks = checks_of(fp8.reference, case)
+    assert failed(checks) == []
+    for draw in (Draw(1), Draw(2)):
+        produced = Built(fp8.reference, problem).call(Mode.STEP, draw)()
+        assert all(check.ok for check in judge.judge(produced, draw))
+        assert judge.compare(Mode.STEP, [draw])(produced) == ""

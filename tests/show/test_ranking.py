@@ -28,6 +28,19 @@ def test_the_fastest_and_the_next() -> None:
     assert found.longer == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(("ratios", "said"), [
+    ((1.1, 0.9, 0.8), "fp8-rowwise is the fastest from 1024 tokens on; measured at 128, 1024, 8192 tokens"),
+    ((0.9, 1.1, 0.8), "fp8-rowwise is the fastest from 8192 tokens on"),
+    ((0.9, 0.9, 1.1), "fp8-rowwise is slower than what quantises nothing; measured at"),
+])  # fmt: skip
+def test_from_which_tokens_on_fp8_is_recommended(ratios: tuple[float, ...], said: str) -> None:
+    rows = []
+    for tokens, ratio in zip((128, 1024, 8192), ratios, strict=True):
+        rows += [timed("eager", tokens, 1.0), timed("fused-fp8", tokens, ratio, precision="fp8-rowwise")]
+    run = FinishedRun([replace(row, shape="small@fp8-rowwise") for row in rows], {})
+    assert said in unwrapped(shown(recommendation_tables(recommend([run], {}), [run]), 100))
+
+
 FINE = {"half": 0.0001}
 
 

@@ -100,5 +100,5 @@ def _forward(
     return swiglu_experts(
         hidden_states, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up=biases[0], b_down=biases[1],
         activation=activation, alpha=alpha, limit=limit, up_offset=up_offset, interleaved=not module.is_concatenated,
-        recompute=recompute, precision=precision,
+        recompute=recompute, precision=precision, kept=module.__dict__.get("_codes"),
     )  # fmt: skip

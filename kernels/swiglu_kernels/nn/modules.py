@@ -25,6 +25,7 @@ from torch import nn
 from swiglu_kernels.hopper.shared import why_aside
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.kept_codes import KeptCodes
 from swiglu_kernels.ops.glu.choice import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.ops.glu.operation import swiglu_glu
 from swiglu_kernels.ops.mlp.operation import swiglu_mlp
@@ -45,6 +46,7 @@ class Options:
     input_grad: str = "auto"
     precision: str = "bf16"
     """Of the operands of all products: as they are, or "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`)."""
+    accumulate_into_main_grad: bool = False
 
     def __post_init__(self) -> None:
         check_option("precision", self.precision, fp8.PRECISIONS)
@@ -105,26 +107,20 @@ def _backend(module: nn.Module) -> str:
     return backend if reason is None or backend == "torch" else f"{backend}, portable kernels only: {reason}"
 
 
-def _known_by(weight: torch.Tensor) -> tuple[Any, ...]:
-    """What a weight's codes are kept under, while its memory is held: no other gets its address."""
-    version = 0 if weight.is_inference() else weight._version
-    return weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
-
-
 class KeepsCodes:
     """A module whose weights may be quantised once for many calls."""
 
     _recipe: str | None
     """How products are quantised, if they are."""
-    _codes: list[tuple[tuple[Any, ...], torch.Tensor, fp8.Operand]] | None = None
-    """What each weight is known by, the weight, and its codes and scales."""
+    _codes: KeptCodes | None = None
 
     def keep_codes(self, keep: bool = True) -> Self:
-        """Quantise the weights once for many calls under `torch.no_grad()`, not in each; for fp8, in inference.
+        """Quantise the weights once until they change, not in each call: for fp8, in inference and in training.
 
-        The codes take memory in addition to the weights, half as much. They are made again when a weight was replaced
-        or written to, and after a call with gradients enabled. Writes through `.data` are not noticed: call this again
-        after them. Under `torch.compile` weights are quantised in every call.
+        In training that is once for all micro-batches of an optimiser's step, with recomputation and backward. The
+        codes take as much memory as the weights, in inference half as much. Writes through `.data` are not noticed,
+        unless a torch.optim.Optimizer makes them: call this again after them. `KeptCodes` says where weights are
+        quantised in every call nevertheless.
 
         Raises:
             ValueError: precision is "bf16".
@@ -133,23 +129,10 @@ class KeepsCodes:
             raise ValueError(
                 "keep_codes: expected a module with precision='fp8-rowwise' or 'fp8-blockwise', got 'bf16'"
             )
-        self._codes = [] if keep else None
-        return self
-
-    def _in_fp8(self, weights: Sequence[torch.Tensor]) -> Sequence[fp8.Operand]:
-        """The weights, or where codes are kept those."""
-        if self._codes is None or torch.compiler.is_compiling():
-            return weights
-        if torch.is_grad_enabled():
+        if self._codes is not None:
             self._codes.clear()
-            return weights
-        assert self._recipe
-        if [known for known, _, _ in self._codes] != list(map(_known_by, weights)):
-            self._codes[:] = [
-                (_known_by(weight), weight.detach(), fp8.quantise(weight, self._recipe, weight=True))
-                for weight in weights
-            ]
-        return [quantised for *_, quantised in self._codes]
+        self._codes = KeptCodes() if keep else None
+        return self
 
 
 class FusedModule(KeepsCodes, nn.Module):
@@ -163,7 +146,7 @@ class FusedModule(KeepsCodes, nn.Module):
 
     def __init__(
         self, layers: dict[str, tuple[int, int]], *, bias: bool = False, device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None, **options: str,
+        dtype: torch.dtype | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """Take the options of the gradients, and make layers of so many features in and out."""
         super().__init__()
@@ -242,8 +225,10 @@ class FusedModule(KeepsCodes, nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """Call one of two operations, by the precision, with the options."""
         recipe, save = self.options.recipe, self.options.save
+        if self.options.accumulate_into_main_grad:
+            how["accumulate_into_main_grad"] = True
         if recipe:
-            return of_codes(x, *self._in_fp8(weights), *biases, recipe=recipe, save=save, **how)
+            return of_codes(x, *weights, *biases, recipe=recipe, save=save, kept=self._codes, **how)
         return plain(x, *weights, *biases, input_grad=self.options.input_grad, save=save, **how)
 
 
@@ -273,6 +258,7 @@ class FusedSwiGLU(FusedModule):
             input_grad: "auto", "fused", "two_step" or "torch".
             precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`; weights stay
                 in 16 bits, and are quantised in every call unless `keep_codes()`; weight_grad="fp8" is "auto" there).
+            accumulate_into_main_grad: False, or True for weights with a `main_grad`.
 
     Raises:
         ValueError: an option has an unknown value.
@@ -437,9 +423,7 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
 
     def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
-        weights = self.gate_up_proj, self.down_proj
-        w_gate_up, w_down = self._in_fp8(weights) if self._recipe else weights
         return swiglu_experts(
-            x, w_gate_up, w_down, top_k_index, top_k_weights,
-            b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, **self.options,
+            x, self.gate_up_proj, self.down_proj, top_k_index, top_k_weights,
+            b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, kept=self._codes, **self.options,
         )  # fmt: skip

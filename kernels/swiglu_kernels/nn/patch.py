@@ -8,7 +8,7 @@ other class of such an arrangement has to pass a self-check first. Nothing here 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from swiglu_kernels.nn.modules import (
 )
 from swiglu_kernels.ops.experts import fp8_experts
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.choice import EXPERTS_PAY_FROM, pays_from
+from swiglu_kernels.ops.fp8.kept_codes import KeptCodes
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import KERNEL_DTYPES
@@ -64,7 +66,10 @@ CHECK_REACH = (1.0, 10.0, 100.0)
 """Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
 _STOCK_EXPERTS = "_experts_implementation_before_patch"
-_OWN_ATTRIBUTES = frozenset({"options", "gate_options", "tensor_parallel", _STOCK_CLASS})
+_KINDS = ("forward", "step")
+_CODES = "_codes"
+"""Where a module has its `KeptCodes`."""
+_OWN_ATTRIBUTES = frozenset({"options", "gate_options", "tensor_parallel", _STOCK_CLASS, _CODES})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +109,8 @@ class PatchReport:
 
 def patch_model(
     model: nn.Module, *, classes: Collection[str] = (), weight_grad: str = "auto", save: str = "auto",
-    input_grad: str = "auto", precision: str = "bf16",
+    input_grad: str = "auto", precision: str = "bf16", keep_codes: bool = False,
+    accumulate_into_main_grad: bool = False, tokens: int | None = None,
 ) -> PatchReport:  # fmt: skip
     """Let the gated MLPs of a model run on the fused op, in place.
 
@@ -112,9 +118,8 @@ def patch_model(
     `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, is taken if its
     forward shows one of the gates that `swiglu_glu` has (`nn/gates.py`) and it passes a self-check: a few tokens
     through its own forward, in both training modes, and through the fused module agree within what their dtype rounds.
-    Experts of transformers 5
-    run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other experts whose
-    weights are stacked in one tensor are left alone, and the report names them.
+    Experts of transformers 5 run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels".
+    Other experts whose weights are stacked in one tensor are left alone, and the report names them.
 
     Parameters, state_dict, hooks on the MLP and training mode are untouched, so a checkpoint saved before or after
     loads into the stock model and back. Load weights first: the self-check needs them. Patch before parallelize_module
@@ -130,30 +135,34 @@ def patch_model(
         precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise": see `swiglu_mlp_fp8`. An MLP whose
             sizes are no multiples of 16 is left alone then, and so are such experts (see `swiglu_experts`), with
             "fp8-blockwise" all.
+        keep_codes: with fp8, quantise weights once until they change: `keep_codes()` of the modules.
+        accumulate_into_main_grad: of MLPs, see `swiglu_glu`; experts of transformers have gradients as ever.
+        tokens: of a call; with fp8, the report names the layers for which fp8 does not pay at so many.
 
     Returns:
-        What changed, and what looks like a gated MLP or its experts and was left alone, with the reason. A second call
-        changes nothing and says so. On a device without kernels it says that nothing is gained there.
+        What changed, and what looks like a gated MLP or its experts and was left alone, with the reason (in a second
+        call, all); and that nothing is gained on a device without kernels.
 
     Raises:
         TypeError: model is not a torch.nn.Module, or classes is a string or holds anything else.
-        ValueError: an option has an unknown value, no MLP of the model has a class named in classes, or precision asks
-            for fp8 where the device has none. The model is then as it was.
+        ValueError: an option has an unknown value, keep_codes is given without fp8, no MLP of the model has a class
+            named in classes, or precision asks for fp8 where the device has none. The model is then as it was.
     """
     _check_model(model)
     if isinstance(classes, str):
         raise TypeError(f"classes: expected a collection of class names, got the string {classes!r}")
     if others := [name for name in classes if not isinstance(name, str)]:
         raise TypeError(f"classes: expected names of classes, as strings, got {others[0]!r}")
-    options = Options(weight_grad, save, input_grad, precision)
+    options = Options(weight_grad, save, input_grad, precision, accumulate_into_main_grad)
+    if keep_codes and not options.recipe:
+        raise ValueError(f"keep_codes: expected False with precision={precision!r}, which quantises nothing, got True")
     candidates = list(_candidates(model))
     _check_classes(classes, [module for _, module, _ in candidates])
     experts = [(path, module) for path, module in model.named_modules() if takes_part(module)]
     if options.recipe:
         taken = [module for _, module, layout in candidates if layout is not None]
-        taken += [module for _, module in experts if options.precision in fp8_experts.PRECISIONS]
-        _check_fp8_devices(taken)
-    changed, left_alone, without_kernels = [], [], set[str]()
+        _check_fp8_devices(taken + [module for _, module in experts if options.precision in fp8_experts.PRECISIONS])
+    changed, left_alone = [], []
     for path, module, layout in candidates:
         name = type(module).__name__
         reason = _why_not_layout(module) if layout is None else next(_reasons(module, layout, classes, options), None)
@@ -163,7 +172,6 @@ def patch_model(
         module.__dict__ |= _fused_attributes(module, layout, options)
         module.__class__ = layout.fused
         changed.append(Changed(path, name, layout.fused.__name__))
-        without_kernels |= _without_kernels(module)
     reasons = _set_experts(model, experts, options)
     for path, module in experts:
         name = type(module).__name__
@@ -171,22 +179,43 @@ def patch_model(
             left_alone.append(LeftAlone(path, name, reasons[path]))
             continue
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
-        without_kernels |= _without_kernels(module)
-    notes = []
-    if without_kernels:
-        notes.append(
-            f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
-            "operations; the kernels run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
-        )
+    modules = {change.path: model.get_submodule(change.path) for change in changed}
+    for module in modules.values() if keep_codes else ():
+        vars(module)[_CODES] = KeptCodes()
+    notes = [*_why_not_paying(modules, options, tokens), *_without_kernels(modules.values())]
     if not candidates and not experts:
         known = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
         notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {known}")
     return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
 
 
-def _without_kernels(module: nn.Module) -> set[str]:
-    device = next(module.parameters()).device
-    return {str(device)} if device.type != "meta" and backend_for(device) == "torch" else set()
+def _why_not_paying(modules: dict[str, Any], options: Options, tokens: int | None) -> list[str]:
+    """Say for each kind of layer in which fp8 takes longer than bf16 at so many tokens from how many on it pays."""
+    found: dict[str, list[str]] = {}
+    if not options.recipe or tokens is None:
+        return []
+    for path, module in modules.items():
+        if takes_part(module):
+            sizes = len(module.gate_up_proj), getattr(module.config, "num_experts_per_tok", 1)
+            least = {"forward of {} experts, {} of them for a token": EXPERTS_PAY_FROM * sizes[0] // sizes[1]}
+        else:
+            sizes = tuple(module.down_proj.weight.shape)
+            least = {f"{kind} of {{}} x {{}}": pays_from(options.recipe, kind == "step", *sizes) for kind in _KINDS}
+        for kind, pays in least.items():
+            if tokens < pays:
+                found.setdefault(f"pays from {pays} tokens on in a {kind.format(*sizes)}", []).append(path)
+    return [f"{options.precision} at {tokens} tokens: it {why}: {', '.join(paths)}" for why, paths in found.items()]
+
+
+def _without_kernels(modules: Iterable[nn.Module]) -> list[str]:
+    """Say on which devices nothing is gained."""
+    devices = {next(module.parameters()).device for module in modules}
+    found = sorted(str(device) for device in devices if device.type != "meta" and backend_for(device) == "torch")
+    what = (
+        f"nothing is gained on {', '.join(found)}: the backend there is torch, PyTorch's own operations; the kernels "
+        "run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
+    )
+    return [what] if found else []
 
 
 def _implementation(module: Any) -> str:
@@ -272,6 +301,7 @@ def unpatch(model: nn.Module) -> PatchReport:
         for path, module in model.named_modules():
             if takes_part(module) and id(module) in parts:
                 name = type(module).__name__
+                module.__dict__.pop(_CODES, None)
                 changed.append(Changed(path, f"{name}, swiglu_kernels", f"{name}, {_implementation(module)}"))
     for path, module in model.named_modules():
         stock = module.__dict__.get(_STOCK_CLASS)
@@ -284,7 +314,7 @@ def unpatch(model: nn.Module) -> PatchReport:
             reason = f"it was {stock.__name__} and got this class after patch_model"
         else:
             module.__class__ = stock
-            for attribute in ("options", "gate_options", _STOCK_CLASS):
+            for attribute in ("options", "gate_options", _STOCK_CLASS, _CODES):
                 module.__dict__.pop(attribute, None)
             changed.append(Changed(path, name, stock.__name__))
             continue

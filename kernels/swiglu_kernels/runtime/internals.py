@@ -56,6 +56,8 @@ scaled_mm_of_blocks = not _no_scaled_mm_v2
 current_device: Callable[[], int] = _current_device or torch.cuda.current_device
 """The index of the current CUDA device, once there is one."""
 
+adds_in_float32 = hasattr(torch.ops.aten.addmm, "dtype_out")
+"""Whether a product of 16 bits can be added in float32 in one call."""
 can_count, can_record = not _no_counts, not _no_record
 DispatchMode: Any = _dispatch_mode or object
 """What is done by PyTorch's dispatcher passes an object of this class while it is entered."""
@@ -137,6 +139,12 @@ def held_by_no_more(saved: tuple[Any, ...], number: int, most: tuple[int, int, i
             or _storage_uses(saved[number].untyped_storage()._cdata) <= memory
         )
     )
+
+
+def fsdp_is_used() -> bool:
+    """Tell whether a module of this process is managed by `fully_shard`, which writes weights and hides it."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    return states is not None and bool(getattr(states, "_module_state_mapping", True))
 
 
 def constant_in_graphs(function: Any) -> Any:

@@ -24,6 +24,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from swiglu_kernels.runtime import internals
+from swiglu_kernels.runtime.main_grad import MARK
 from swiglu_kernels.runtime.shortcuts import door
 from swiglu_kernels.runtime.shortcuts.series import Series
 
@@ -246,6 +247,9 @@ def register(
         if gradient is None:  # undefined, since gradients are not materialised
             return (None,) * len(needs)
         saved = ctx.saved_tensors
+        if getattr(ctx, "into_main_grad", False):
+            own = {at: leaf for at, leaf in enumerate(ctx.leaves, start=1) if leaf is not None}
+            saved = tuple(own.get(at, tensor) for at, tensor in enumerate(saved))  # a hook may have made others
         free = may_overwrite(ctx, saved, preactivations)
         repeats = free and ctx.followers is not None and not door.watched()
         if free:
@@ -274,9 +278,12 @@ def register(
 
 def save(
     ctx: Any, x: torch.Tensor | None, parameters: Sequence[torch.Tensor | None], preactivations: Sequence[torch.Tensor],
-    options: Sequence[Any],
+    options: Sequence[Any], into_main_grad: bool = False,
 ) -> None:  # fmt: skip
-    """Save these for the backward, in this order; x may be None."""
+    """Save these for the backward, in this order; x may be None.
+
+    `into_main_grad`: the backward gets parameters as themselves, and views of them.
+    """
     ctx.options, ctx.shape_of_x = options, None if x is None else x.shape
     leaves: list[torch.Tensor | None] = []
     kept: list[torch.Tensor | None] = []
@@ -285,8 +292,10 @@ def save(
             leaves.append(parameter)
             kept.append(parameter.detach())
         else:  # what is no leaf is no parameter: the graph alone holds it
-            leaves.append(None)
+            leaves.append(parameter if into_main_grad else None)
             kept.append(parameter)
+    if into_main_grad:
+        ctx.into_main_grad = True
     ctx.leaves = leaves
     ctx.save_for_backward(x, *kept, *preactivations)
 
@@ -301,7 +310,7 @@ def keeping(positions: Callable[[str, str], Sequence[int | None]]) -> Callable[.
     def keep(ctx: Any, tensors: Sequence[Any], options: Sequence[Any], output: Sequence[torch.Tensor]) -> None:
         places = positions(options[0], options[1])
         x, *parameters = (None if at is None or at >= len(tensors) else tensors[at] for at in places)
-        save(ctx, x, parameters, output[1:], options)
+        save(ctx, x, parameters, output[1:], options, options[0].startswith(MARK))
 
     return keep
 

@@ -118,11 +118,15 @@ _ROUTED = {
 def meta(
     dtype: torch.dtype = torch.bfloat16, aligned: bool = True,
     apart: Sequence[str] = ("x", "d_out", "w_gate", "w_up", "w_down", "d_w_gate", "d_w_up", "d_w_down"),
+    added: bool = False,
 ) -> Make:  # fmt: skip
-    """Return what makes tensors without memory; where they are not aligned, the rows of those in `apart` lie apart."""
+    """Return what makes tensors without memory; where they are not aligned, the rows of those in `apart` lie apart.
+
+    `added`: gradients of weights are fp32, and added to.
+    """
 
     def make(name: str, shape: Shape) -> torch.Tensor:
-        if name == "sums":
+        if name == "sums" or (added and name.startswith("d_w")):
             return torch.empty(shape, dtype=torch.float32, device="meta")
         columns = shape[-1] + (not aligned and name in apart)
         return torch.empty(*shape[:-1], columns, dtype=dtype, device="meta")[..., : shape[-1]]
@@ -150,6 +154,9 @@ def _portable() -> Iterator[tuple[str, Launch]]:
         for kernel, name in TITLES.items():
             operands.formula = CLAMPED if kernel in _CLAMPED else PLAIN
             yield f"{name}, {at}", operands.launch(kernel)
+    operands = _dense(8192, 4096, 11008, meta(added=True))
+    for kernel in ("weight-grad", "weight-grad-fused", "mlp-weight-grad"):
+        yield f"{TITLES[kernel]}, added", operands.launch(kernel)
     operands = _dense(512, 4096, 11008, formula=CLAMPED)
     yield "dX on the fly, clamped", operands.launch("input-grad-fused")
     yield "dW on the fly, clamped", operands.launch("weight-grad-fused")
@@ -231,6 +238,11 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         at += ", interleaved" if interleaved else ""
         for kernel, name in _ROUTED.items():
             yield f"experts' {name}, {at}", operands.launch(kernel)
+        if tile_rows == 128 and aligned:
+            sizes = count, hidden, intermediate
+            added = mixture(index, routing, sizes, meta(added=True), capability=capability)
+            for kernel in ("experts-weight-grad", "experts-down-weight-grad"):
+                yield f"experts' {_ROUTED[kernel]}, added", added.launch(kernel)
         x, y, weights, b_down = operands.x, operands.y_made, operands.weights, operands.b_down
         if tile_rows == 16:
             _, row, _, starts, counts, *_ = routing

@@ -9,6 +9,8 @@ The backward's products take operands in 16 bits: x, the weights, and gate and u
 of a routing weight is the upstream gradient times y.
 """
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from swiglu_kernels.ops.experts import hopper_fp8_experts, portable_experts
 from swiglu_kernels.ops.experts.routing import Routing
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.kept_codes import find
 from swiglu_kernels.ops.fp8.portable_codes import Quantised, quantise_rows
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.checks import check_option, check_tensor
@@ -74,29 +77,34 @@ def check(x: Any, w_gate_up: torch.Tensor) -> None:
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
-def products(
-    x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], scales: Pair, biases: Pair, routing: Routing,
-    formula: Formula, interleaved: bool, keep: bool, backend: str,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """Return y [P, H] and, with `keep`, pre [P, 2I].
+def weights_of(weights: tuple[torch.Tensor, torch.Tensor], scales: Pair, keep: bool) -> Callable[[int], Quantised]:
+    """Return what yields the codes of gate and up (0) and of down (1); weights with scales are codes.
 
-    weights, scales, biases: of gate and up, and of down; weights with scales are codes.
+    `keep`: those of weights without scales may be kept from call to call.
     """
-    (w_gate_up, w_down), (s_gate_up, s_down), (b_gate_up, b_down) = weights, scales, biases
-    kernels = KERNELS[backend]
+
+    def quantised(at: int) -> Quantised:
+        weight, scale = weights[at], scales[at]
+        make = partial(quantise_rows, weight, "rowwise", True)
+        codes = Quantised(weight, scale) if scale is not None else find(weight, "rowwise", make) if keep else make()
+        fp8.hand(codes, ("w_gate_up", "w_down")[at])
+        return codes
+
+    return quantised
+
+
+def products(
+    x: torch.Tensor, of_weights: Callable[[int], Quantised], biases: Pair, routing: Routing, formula: Formula,
+    interleaved: bool, keep: bool, backend: str,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Return y [P, H] and, with `keep`, pre [P, 2I]; `of_weights` is that of `weights_of`, biases as there."""
+    kernels, (b_gate_up, b_down) = KERNELS[backend], biases
     codes = quantise_rows(x, "rowwise", False)
     fp8.hand(codes, "x")
-    of_weights = _of_weights("w_gate_up", w_gate_up, s_gate_up)
-    h, pre = kernels.gate_up_of_codes(codes, of_weights, routing, b_gate_up, formula, interleaved, x.dtype, keep)
-    del codes, of_weights
+    h, pre = kernels.gate_up_of_codes(codes, of_weights(0), routing, b_gate_up, formula, interleaved, x.dtype, keep)
+    del codes
     codes = quantise_rows(h, "rowwise", False, routing.starts)
     fp8.hand(codes, "h", routing.row)
     del h
-    y: torch.Tensor = kernels.down_of_codes(codes, _of_weights("w_down", w_down, s_down), routing, b_down, x.dtype)
+    y: torch.Tensor = kernels.down_of_codes(codes, of_weights(1), routing, b_down, x.dtype)
     return y, pre
-
-
-def _of_weights(name: str, weight: torch.Tensor, scales: torch.Tensor | None) -> Quantised:
-    quantised = quantise_rows(weight, "rowwise", True) if scales is None else Quantised(weight, scales)
-    fp8.hand(quantised, name)
-    return quantised

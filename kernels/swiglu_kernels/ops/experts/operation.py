@@ -30,11 +30,13 @@ from swiglu_kernels.ops.experts.choice import PAIRS
 from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
 from swiglu_kernels.ops.fp8 import operation as fp8
+from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes
 from swiglu_kernels.ops.gate.formula import Limit, check_formula, formula_of
 from swiglu_kernels.ops.glu.block import needs_backward, new
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_experts, check_option
+from swiglu_kernels.runtime.main_grad import HALF, MARK, main_grad_of, stand_in
 from swiglu_kernels.runtime.operator import call_and_keep, operator, register, save
 from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading, of_matrix
@@ -85,10 +87,10 @@ def _experts(
         out = portable_pairs.forward(operands, formula, interleaved)
         return out, *_outputs(x[:0], w_gate_up, w_down, index, tile_rows, keep, keep_y)[1:]
     routing = route(index, w_gate_up.shape[0], tile_rows)
-    if precision != "bf16":
+    if "fp8" in precision:
+        of_weights = fp8_experts.weights_of((w_gate_up, w_down), (s_gate_up, s_down), precision.endswith(SUFFIX))
         y, pre = fp8_experts.products(
-            x, (w_gate_up, w_down), (s_gate_up, s_down), (b_gate_up, b_down), routing, formula, interleaved, keep,
-            backend,
+            x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, keep, backend
         )  # fmt: skip
     else:
         kernels = KERNELS[backend]
@@ -132,7 +134,7 @@ def _experts_backward(
 
     `in_place` lets it overwrite pre and y, which the operator, being functional, must not.
     """
-    experts, in_fp8 = w_gate_up.shape[0], precision != "bf16"
+    experts, in_fp8, into_main_grad = w_gate_up.shape[0], "fp8" in precision, precision.startswith(MARK)
     if row.shape[0] == 0 or experts == 0:
         zeros = (gradient.zero_() for gradient in _gradients(d_out, x, w_gate_up, w_down, weights, needs))
         return tuple(zeros)  # type: ignore[return-value]
@@ -142,9 +144,10 @@ def _experts_backward(
     if not keep:
         assert x is not None, "the recomputation starts from x"
         if in_fp8:
+            of_weights = fp8_experts.weights_of((w_gate_up, w_down), (None, None), precision.endswith(SUFFIX))
             y, made = fp8_experts.products(
-                x, (w_gate_up, w_down), (None, None), (b_gate_up, b_down), routing, formula, interleaved, True, backend
-            )
+                x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, True, backend
+            )  # fmt: skip
         else:
             rows = kernels.gather(x, routing)
             _, made = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, False, True)
@@ -175,18 +178,34 @@ def _experts_backward(
         results[X] = combine(kernels.rows_times(d_pre, w_gate_up, routing), None, routing)
     if needs[W_GATE_UP]:
         assert x is not None, "the weight gradient is a product with x"
-        results[W_GATE_UP], sums = kernels.weight_grad(d_pre, x, routing, w_gate_up, needs[B_GATE_UP])
+        given = d_pre, x, routing, w_gate_up, needs[B_GATE_UP]
+        results[W_GATE_UP], sums = _weight_grad(kernels, given, into_main_grad)
     if needs[B_GATE_UP]:
         results[B_GATE_UP] = row_sums(d_pre, None, routing, experts) if sums is None else sums
     if free:
         plan.apply(_let_go, d_pre)
     del d_pre
     if needs[W_DOWN]:
-        results[W_DOWN], _ = kernels.weight_grad(d_out, wh, routing, w_down)
+        results[W_DOWN], _ = _weight_grad(kernels, (d_out, wh, routing, w_down, False), into_main_grad)
     return tuple(results)  # type: ignore[return-value]
 
 
 _experts_backward.register_fake(_gradients)
+
+
+def _weight_grad(
+    kernels: ModuleType, given: tuple[torch.Tensor, torch.Tensor, Routing, torch.Tensor, bool], into_main_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a weight's gradient, or once it is in main_grad what stands for it, and maybe sums."""
+    rows, _, _, weight, _ = given
+    main = main_grad_of(weight) if into_main_grad else None
+    if main is None:
+        return kernels.weight_grad(*given)
+    if rows.dtype in HALF:
+        portable_experts.weight_grad(*given, main)
+    else:
+        main.add_(kernels.weight_grad(*given)[0])
+    return stand_in(weight), None
 
 
 def _let_go(tensor: torch.Tensor) -> None:
@@ -196,11 +215,11 @@ def _let_go(tensor: torch.Tensor) -> None:
 
 def _keep(ctx, tensors, options, output) -> None:
     x, w_gate_up, w_down, weights, b_gate_up, b_down, *_ = tensors
-    _, keep, *_ = options
+    _, keep, _, _, _, precision, _ = options
     _, pre, y, *routing = output
     saved_x = None if keep and not ctx.needs_input_grad[W_GATE_UP] else x
     parameters = w_gate_up, w_down, weights, None if keep else b_gate_up, b_down
-    save(ctx, saved_x, (*parameters, *routing), (pre, y), options)
+    save(ctx, saved_x, (*parameters, *routing), (pre, y), options, precision.startswith(MARK))
 
 
 def _gradients_or_none(backward, d_out, saved, needs, options):
@@ -218,6 +237,7 @@ def swiglu_experts(
     top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
     activation: str = "silu", alpha: float = 1.0, limit: Limit = None, up_offset: float = 0.0,
     interleaved: bool = False, recompute: bool = False, backend: str | None = None, precision: str = "bf16",
+    kept: KeptCodes | None = None, accumulate_into_main_grad: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
 
@@ -247,6 +267,8 @@ def swiglu_experts(
             stay in 16 bits. bfloat16 and float16 with hidden and intermediate sizes that are multiples of 16. Weights
             are quantised in every call, or once for many calls without a gradient: pass `quantise(w_gate_up,
             "rowwise")` of `ops.fp8.operation`, and that of w_down. `reference.swiglu_experts` has the definition.
+        kept: as for `swiglu_mlp_fp8`, with fp8 alone.
+        accumulate_into_main_grad: as for `swiglu_glu`; the portable kernels make such gradients.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype. Products, gate and the sum over a token's experts are fp32; h, each
@@ -263,15 +285,17 @@ def swiglu_experts(
     """
     tensors, biases = (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down)
     gate, options = (activation, 1.0, alpha, limit, up_offset), (interleaved, recompute, backend, precision)
+    if accumulate_into_main_grad:
+        return _first_call(None, tensors, biases, gate, options, kept, True)
     kind, again = door.find("experts", tensors, biases, (*gate, *options))
     if again is not None:
         return again(*tensors[:4], *biases, top_k_index)
-    return _first_call(kind, tensors, biases, gate, options)
+    return _first_call(kind, tensors, biases, gate, options, kept)
 
 
 def _first_call(
     kind: door.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
-    options: tuple[bool, bool, str | None, str],
+    options: tuple[bool, bool, str | None, str], kept: KeptCodes | None, into_main_grad: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Check the arguments, choose kernels, call the operator, and let calls of this kind be made again."""
     x, w_gate_up, w_down, top_k_weights, top_k_index = tensors
@@ -312,6 +336,10 @@ def _first_call(
     keep = with_grad and not recompute
     operands = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous(), s_gate_up, s_down)
     keep_y = in_fp8 and keep and weights.requires_grad
+    if in_fp8 and kept is not None and s_gate_up is None and kept.take(gate_up, down):
+        precision += SUFFIX
+    if into_main_grad:
+        precision = MARK + precision
     others = tile_rows, keep, keep_y, backend, interleaved, precision, formula.numbers
     out = call_and_keep(_experts, *operands, *others)
     if kind is not None and not in_fp8:

@@ -31,6 +31,7 @@ from swiglu_kernels.ops.gate.arithmetic import (
     grouped_tile,
     halves,
     output_tile,
+    store_sum,
     strided_tile,
 )
 from swiglu_kernels.ops.gate.formula import Formula
@@ -318,7 +319,7 @@ def _weight_grad_kernel(
         d_w = dot(tl.trans(a), b, d_w, PRECISION)
     position, offsets, inside = strided_tile(tile_m, tile_n, M, N, d_w_m, d_w_n, BLOCK_M, BLOCK_N, WIDE)
     at = d_w_ptr + expert.to(tl.int64) * d_w_e + position + offsets
-    tl.store(at, round_to(d_w, d_w_ptr.dtype.element_ty), mask=inside)
+    store_sum(at, d_w, inside, d_w_ptr.dtype != a_ptr.dtype)
 
 
 @triton.jit
@@ -528,6 +529,7 @@ def weight_grad_launch(
 ) -> Launch:
     """Describe the launch that writes d_w [E, M, N], the sums of a^T b over each expert's rows; any strides.
 
+    A d_w in float32, with a and b of 16 bits, is added to.
     a is [P, M] or [T, M], b [P, N] or [T, N]. The gradient of an expert without rows is zero.
     """
     pair, _, _, starts, counts, slots, tile_rows = routing
@@ -671,10 +673,14 @@ def down_backward(
 
 
 def weight_grad(
-    a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor, with_sums: bool = False
-) -> tuple[torch.Tensor, None]:
-    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`, and never the sums of a."""
-    d_w = torch.empty_like(like)
+    a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor, with_sums: bool = False,
+    add_to: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`, and never the sums of a.
+
+    `add_to`: in float32, where a and b have 16 bits: it is added to, and returned.
+    """
+    d_w = torch.empty_like(like) if add_to is None else add_to
     run(weight_grad_launch, a, b, d_w, routing)
     return d_w, None
 

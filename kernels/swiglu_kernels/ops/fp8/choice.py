@@ -14,6 +14,16 @@ MULTIPLE = 16
 """Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
 TORCH_FROM = 512
 """Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
+PAYS_FROM: dict[tuple[str, bool], tuple[tuple[int, int], ...]] = {
+    ("rowwise", False): ((2**25, 128), (0, 4096)),
+    ("rowwise", True): ((2**25, 2048), (0, 8192)),
+    ("blockwise", False): ((2**25, 128), (0, 4096)),
+    ("blockwise", True): ((2**25, 2048), (0, 16384)),
+}
+"""By recipe, and whether a step is trained or a forward has weights quantised before: of layers with so many elements
+in w_gate or more, the fewest tokens from which fp8 takes less time than bf16. Measured on an H100 and an H200."""
+EXPERTS_PAY_FROM = 512
+"""Rows for each expert from which a forward of experts takes less time, weights quantised before."""
 Operands = tuple[Quantised, Quantised, Quantised]
 """x, w_gate and w_up."""
 
@@ -25,6 +35,11 @@ class Way(NamedTuple):
     """"torch": two products by PyTorch and a pass."""
     why: str | None
     """Why not the hand-scheduled kernel, or None."""
+
+
+def pays_from(recipe: str, trains: bool, hidden: int, intermediate: int) -> int:
+    """Return the fewest tokens from which a layer in fp8 takes less time than in bf16."""
+    return next(tokens for least, tokens in PAYS_FROM[recipe, trains] if hidden * intermediate >= least)
 
 
 def way_of_glu(

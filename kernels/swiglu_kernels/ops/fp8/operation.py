@@ -24,13 +24,15 @@ Backward, where each operand is quantised for the axis that its product sums ove
 weight_grad="triton" or "torch" makes 4 and 6 in 16 bits, as `swiglu_mlp` does.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from swiglu_kernels.ops.fp8 import products
 from swiglu_kernels.ops.fp8.definition import RECIPES
+from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes, find
 from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quantised, quantise_both, quantise_rows
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import Limit, check_formula
@@ -43,6 +45,7 @@ from swiglu_kernels.ops.mlp.operation import write_down_grad
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_option, check_tensor
+from swiglu_kernels.runtime.main_grad import MARK
 from swiglu_kernels.runtime.operator import call_and_keep, operator
 from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
@@ -52,6 +55,7 @@ PRECISIONS = ("bf16", *(f"fp8-{recipe}" for recipe in RECIPES))
 WEIGHT_GRADS = ("fp8", "triton", "torch", "none", AUTO)
 DTYPES = (torch.bfloat16, torch.float16)
 MINIMUM_CAPABILITY = (8, 9)
+T = TypeVar("T")
 
 
 def why_not(device: torch.device) -> str | None:
@@ -81,16 +85,25 @@ def hand_over(into: dict[str, tuple[torch.Tensor, torch.Tensor]] | None) -> None
 def _by_rows(name: str, tensor: torch.Tensor, scales: torch.Tensor | None, recipe: str) -> Quantised:
     """Quantise an operand by its name for a product that sums over its last axis, if there are no scales yet."""
     weight = name.startswith("w_")
-    quantised = quantise_rows(tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
+    quantised = _made(quantise_rows, tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
     hand(quantised, name)
     return quantised
+
+
+def _made(quantise: Callable[..., T], tensor: torch.Tensor, recipe: str, weight: bool, *others: Any) -> T:
+    """Quantise an operand; a weight, where its codes may be kept, once for all calls."""
+    if not recipe.endswith(SUFFIX):
+        return quantise(tensor, recipe, weight, *others)
+    how = recipe.removesuffix(SUFFIX), weight, *others
+    make = partial(quantise, tensor, *how)
+    return find(tensor, (quantise, how), make) if weight else make()
 
 
 def _both(
     name: str, tensor: torch.Tensor, recipe: str, rows: bool, along: bool, maxima: Maxima = (None, None)
 ) -> tuple[Quantised, Quantised]:
     """Quantise an operand by its name for products that sum over its last axis, its first, or one for each."""
-    both = quantise_both(tensor, recipe, name.startswith("w_"), rows, along, maxima)
+    both = _made(quantise_both, tensor, recipe, name.startswith("w_"), rows, along, maxima)
     if rows:
         hand(both[0], name)
     if along and _handed is not None:
@@ -161,7 +174,7 @@ def _backward(
         gate, up, h = (new(d_out, tokens, intermediate) for _ in range(3))
         write_glu(_by_rows_of(given, recipe), h, (gate, up), (bias_gate, bias_up), formula)
     wants_along = results.wants("w_gate") and in_fp8
-    wants_maxima = recipe == "rowwise" and (results.wants("x") or in_fp8)
+    wants_maxima = recipe.startswith("rowwise") and (results.wants("x") or in_fp8)
     d_gate, d_up = (gate, up) if in_place or not keep else (torch.empty_like(gate), torch.empty_like(up))
     if w_down is None:
         of_gate, of_up, _ = products.write_gate_gradients(
@@ -299,7 +312,8 @@ def swiglu_mlp_fp8(
     x: Operand, w_gate: Operand, w_up: Operand, w_down: Operand | None, bias_gate: torch.Tensor | None = None,
     bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None, *, recipe: str,
     activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: Limit = None,
-    up_offset: float = 0.0, weight_grad: str = AUTO, save: str = AUTO,
+    up_offset: float = 0.0, weight_grad: str = AUTO, save: str = AUTO, kept: KeptCodes | None = None,
+    accumulate_into_main_grad: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_mlp(x, w_gate, w_up, w_down, ...)` with the operands of every product in fp8.
 
@@ -318,6 +332,9 @@ def swiglu_mlp_fp8(
         weight_grad: "fp8" (also "auto"): the products for the weight gradients have quantised operands; "triton" or
             "torch": they have 16 bits, as for `swiglu_glu`; "none": weights and biases are frozen.
         save: "preact" (also "auto") or "input", as for `swiglu_glu`.
+        kept: holds the weights' codes from call to call, for the backward too, until a weight changes: one for each
+            layer. None: weights are quantised in every call.
+        accumulate_into_main_grad: as for `swiglu_glu`; products of quantised operands are made in 16 bits, then added.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype, bfloat16 for a quantised x. Sums, scales and the gate are fp32; h,
@@ -343,10 +360,12 @@ def swiglu_mlp_fp8(
         )
     if not block.trains(given):
         weight_grad = "none"
-    elif weight_grad == AUTO:
-        weight_grad = "fp8"
-    kept = "preact" if with_grad and save != "input" else "input"
-    rows, options = as_matrix(given.x), (weight_grad, kept, "", formula.numbers, SEPARATE, 0, recipe)
+    else:
+        weight_grad = MARK * accumulate_into_main_grad + ("fp8" if weight_grad == AUTO else weight_grad)
+    if kept is not None and not quantised and kept.take(given.w_gate, given.w_up, given.w_down):
+        recipe += SUFFIX
+    save = "preact" if with_grad and save != "input" else "input"
+    rows, options = as_matrix(given.x), (weight_grad, save, "", formula.numbers, SEPARATE, 0, recipe)
     return like_leading(call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options), given.x)
 
 

@@ -16,9 +16,10 @@ from swiglu_kernels.ops.gate.formula import Formula, check_formula, formula_of
 from swiglu_kernels.ops.glu import definition
 from swiglu_kernels.ops.glu.choice import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair
-from swiglu_kernels.runtime import autocast
+from swiglu_kernels.runtime import autocast, internals
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_chunk, check_down, check_glu, check_option, check_packed, check_vector
+from swiglu_kernels.runtime.main_grad import HALF, MARK, main_grad_of, stand_in
 from swiglu_kernels.runtime.operator import Operator, call_and_keep, keeping, operator, register
 from swiglu_kernels.runtime.shortcuts import door
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading, of_matrix
@@ -98,12 +99,20 @@ def _intermediate(w_gate: torch.Tensor, layout: str) -> int:
 class Gradients:
     """The gradients of operands by name, each allocated when it is first asked for, empty where it is not wanted."""
 
-    def __init__(self, d_out: torch.Tensor, given: Operands, needs: Sequence[bool], options: Chosen) -> None:
-        """`needs` says which operands want one."""
+    def __init__(
+        self, d_out: torch.Tensor, given: Operands, needs: Sequence[bool], options: Chosen, into_main_grad: bool
+    ) -> None:
+        """`needs` says which operands want one; `into_main_grad`: weights that have such add it there."""
         (tokens, features), (w_gate, layout) = d_out.shape, (given.w_gate, options.layout)
         size, hidden = _intermediate(w_gate, layout), w_gate.shape[0 if layout == "transposed" else 1]
         self._like, self._given, self._layout = d_out, given, layout
         self._wanted = set(wanted_of(needs, options.weight_grad))
+        weights = {"w_gate", "w_up", "w_down"} & self._wanted if into_main_grad else ()
+        found = {name: main_grad_of(getattr(given, name)) for name in weights}
+        self._main = {name: main for name, main in found.items() if main is not None}
+        self._fused = set(self._main) if d_out.dtype in HALF and options.weight_grad != "fp8" else set()
+        if options.layout == SEPARATE and not {"w_gate", "w_up"} <= self._fused:  # one kernel adds both
+            self._fused -= {"w_gate", "w_up"}
         for pair in ({"w_gate", "w_up"}, {"bias_gate", "bias_up"}):  # one kernel makes both
             self._wanted |= pair if pair & self._wanted else set()
         of_pairs = ((2 * size,), (0, 0), (0,)) if layout != SEPARATE else ((size,), (size, hidden), (size,))
@@ -117,6 +126,8 @@ class Gradients:
         return name in self._wanted and 0 not in self._shapes[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._fused:
+            return self._main[name]
         if name not in self._made:
             wanted = name in self._wanted
             if wanted and name == "w_gate" and self._layout != SEPARATE:
@@ -132,13 +143,16 @@ class Gradients:
     def pairs(self) -> tuple[Pair | None, Pair | None]:
         """Those of gate and up: of the weights and of the biases, views of packed ones; None where not wanted."""
         of_weights, of_biases = self.wants("w_gate"), self.wants("bias_gate")
-        like: Any = self.of(("w_gate", "w_up")) if of_weights else self._given[1:3]
+        like: Any = (self["w_gate"], self["w_up"]) if of_weights else self._given[1:3]
         made = in_pairs(like[0], like[1], self["bias_gate"], self["bias_up"], self._layout)
         return made[0] if of_weights else None, made[1] if of_biases else None  # type: ignore[return-value]
 
     def of(self, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
-        """Return those of some operands."""
-        return tuple(self[name] for name in names)
+        """Return those of some operands, as autograd gets them."""
+        for name in self._main.keys() - self._fused:
+            self._main.pop(name).add_(self[name])
+            self._made[name] = stand_in(getattr(self._given, name))
+        return tuple(stand_in(getattr(self._given, n)) if n in self._fused else self[n] for n in names)
 
 
 def wanted_of(needs: Sequence[bool], weight_grad: str) -> list[str]:
@@ -217,7 +231,9 @@ class GatedOperation:
 
         def begun_backward(d_out: torch.Tensor, *arguments: Any) -> tuple[Any, ...]:
             given, (gate, up, needs, *others) = Operands(*arguments[:SAVED]), arguments[SAVED:]
-            return given, (gate, up), Gradients(d_out, given, needs, Chosen(*others)), Chosen(*others)
+            options = Chosen(others[0].removeprefix(MARK), *others[1:])
+            results = Gradients(d_out, given, needs, options, others[0].startswith(MARK))
+            return given, (gate, up), results, options
 
         def run_backward(d_out: torch.Tensor, *arguments: Any, in_place: bool = False) -> tuple[torch.Tensor, ...]:
             given, preactivations, results, options = begun_backward(d_out, *arguments)
@@ -233,7 +249,7 @@ class GatedOperation:
 
     def first_call(
         self, kind: door.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], asked: tuple[str, str, str],
-        chunk_tokens: int | None = None, layout: str = SEPARATE,
+        chunk_tokens: int | None = None, layout: str = SEPARATE, into_main_grad: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         """Check the arguments, call the operator, and let calls of this kind be made again.
 
@@ -244,6 +260,7 @@ class GatedOperation:
             asked: weight_grad, save and input_grad.
             chunk_tokens: as of `swiglu_mlp`.
             layout: of the weights.
+            into_main_grad: `accumulate_into_main_grad` of `swiglu_glu`, with a `kind` of None.
         """
         weight_grad, save, input_grad = asked
         check_option("weight_grad", weight_grad, WEIGHT_GRADS)
@@ -268,6 +285,9 @@ class GatedOperation:
         detached = weight_grad == "none"  # and so weights and biases are not those that were given
         if not trains(given):
             weight_grad = "none"
+        elif into_main_grad:
+            by_torch = asked[0] == AUTO and x.is_cuda and internals.adds_in_float32
+            weight_grad = MARK + ("torch" if by_torch else weight_grad)
         with_grad = needs_backward(*given)
         options = weight_grad, save if with_grad else "input", input_grad, formula.numbers, layout, chunk, ""
         out = call_and_keep(self.forward, rows, *given[1 : self.tensors], *options)

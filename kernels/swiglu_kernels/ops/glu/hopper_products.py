@@ -313,6 +313,8 @@ def why_not(
     reason = shared.missing_for(kernel, capability, *operands)
     if reason is not None:
         return reason
+    if kernel == "dW" and stored[0].dtype != operands[0].dtype:
+        return "gradients that are added to float32 are the portable kernels'"
     if len({(left.stride(1) == 1, right.stride(1) == 1) for left, right in pairs}) > 1:
         return "the operands of the two pairs do not lie in memory alike"
     fit = all(fits_tma(operand) or fits_tma(operand.t()) for operand in operands) and all(map(fits_tma, stored))

@@ -26,6 +26,7 @@ from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.block import Chosen, GatedOperation, Gradients, Operands, in_pairs, new
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of, forward_launch, recompute_launch
+from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 
@@ -98,8 +99,12 @@ def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor)
 
 
 def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return left^T right by PyTorch, in out or in a new tensor."""
-    return torch.mm(left.t(), right, out=out)
+    """Return left^T right by PyTorch, in out or in a new tensor; where out alone is float32, it is added to."""
+    if out is None or out.dtype == left.dtype:
+        return torch.mm(left.t(), right, out=out)
+    if left.is_cuda and internals.adds_in_float32:
+        return torch.addmm(out, left.t(), right, out_dtype=torch.float32, out=out)
+    return out.addmm_(left.t().float(), right.float())
 
 
 def _forward(given: Operands, options: Chosen, z: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
@@ -148,7 +153,7 @@ def swiglu_glu(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
     bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
     limit: Limit = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
-    input_grad: str = "auto",
+    input_grad: str = "auto", accumulate_into_main_grad: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: products and gate, on Hopper in one launch.
 
@@ -175,6 +180,9 @@ def swiglu_glu(
         input_grad: "fused" (dX in one launch that forms d_gate and d_up on the way), "two_step" (an elementwise launch
             makes them first), "torch" (the same, then two PyTorch products into one output) or "auto". With
             save="input" all of them read what the recomputation made. `choice.py` says what "auto" picks.
+        accumulate_into_main_grad: the gradient of a weight with a `main_grad`, float32 of its shape and strides, is
+            added to that in fp32, by the kernel that makes it; autograd gets zeros, and `grad_added_to_main_grad` is
+            set, as `runtime/main_grad.py` says. A weight without one has its gradient as ever.
 
     The numbers (gate_multiplier to up_offset) are run-time arguments of the kernels: a new value compiles nothing anew.
 
@@ -195,5 +203,7 @@ def swiglu_glu(
     """
     gate = activation, gate_multiplier, alpha, limit, up_offset
     tensors, asked = (x, w_gate, w_up, bias_gate, bias_up), (weight_grad, save, input_grad)
+    if accumulate_into_main_grad:
+        return GLU.first_call(None, tensors, gate, asked, into_main_grad=True)
     kind, again = door.find("glu", tensors[:3], tensors[3:], (*gate, *asked))
     return GLU.first_call(kind, tensors, gate, asked) if again is None else again(*tensors)

@@ -214,9 +214,9 @@ def _weight_grad_kernel(
         position, offsets, inside = output_tile(tile_n, tile_k, N, K, BLOCK_N, BLOCK_K, WIDE)
     else:
         position, offsets, inside = strided_tile(tile_n, tile_k, N, K, d_w_n, d_w_k, BLOCK_N, BLOCK_K, WIDE)
-    d_w_type = d_w_gate_ptr.dtype.element_ty
-    tl.store(d_w_gate_ptr + position + offsets, round_to(tl.trans(d_w_gate), d_w_type), mask=inside)
-    tl.store(d_w_up_ptr + position + offsets, round_to(tl.trans(d_w_up), d_w_type), mask=inside)
+    adds: tl.constexpr = d_w_gate_ptr.dtype != x_ptr.dtype
+    store_sum(d_w_gate_ptr + position + offsets, tl.trans(d_w_gate), inside, adds)
+    store_sum(d_w_up_ptr + position + offsets, tl.trans(d_w_up), inside, adds)
 
 
 def input_grad_launch(
@@ -255,7 +255,7 @@ def weight_grad_launch(
     Args:
         dz, gate, up, formula: as of `input_grad_launch`.
         x: [M, K], any strides.
-        d_w_gate, d_w_up: [N, K], any strides, the same of both, written.
+        d_w_gate, d_w_up: [N, K], any strides, the same of both, written; float32 with others of 16 bits: added to.
     """
     assert d_w_gate.stride() == d_w_up.stride(), "one pair of strides serves both"
     pairs, outs = [(gate, x), (up, x)], [d_w_gate, d_w_up]

@@ -174,7 +174,7 @@ def swiglu_mlp(
     bias_gate: torch.Tensor | None = None, bias_up: torch.Tensor | None = None, bias_down: torch.Tensor | None = None,
     *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0, limit: Limit = None,
     up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto", input_grad: str = "auto",
-    chunk_tokens: int | None = None,
+    chunk_tokens: int | None = None, accumulate_into_main_grad: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Return `swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, ...) w_down^T + bias_down`; source: as of that.
 
@@ -193,6 +193,7 @@ def swiglu_mlp(
             through chunks of tokens; the backward through as many slices of the intermediate dimension, with dX summed
             over them in fp32, or through chunks of tokens where weights are frozen. Needs save="input" or "auto". None:
             all at once.
+        accumulate_into_main_grad: as for `swiglu_glu`.
 
     Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
     W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"; 2 T + X where torch makes its products,
@@ -213,5 +214,7 @@ def swiglu_mlp(
     tensors = x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down
     gate = activation, gate_multiplier, alpha, limit, up_offset
     asked = weight_grad, save, input_grad
+    if accumulate_into_main_grad:
+        return MLP.first_call(None, tensors, gate, asked, chunk_tokens, into_main_grad=True)
     kind, again = door.find("mlp", tensors[:3], tensors[3:], (*gate, *asked, chunk_tokens))
     return MLP.first_call(kind, tensors, gate, asked, chunk_tokens) if again is None else again(*tensors)

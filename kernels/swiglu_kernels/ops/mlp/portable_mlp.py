@@ -17,6 +17,7 @@ from swiglu_kernels.ops.gate.arithmetic import (
     halves,
     output_tile,
     round_to,
+    store_sum,
     strided_tile,
 )
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
@@ -155,7 +156,7 @@ def _down_weight_grad_kernel(
         PRECISION,
     )  # fmt: skip
     position, offsets, inside = strided_tile(tile_h, tile_n, H, N, d_w_h, d_w_n, BLOCK_H, BLOCK_N, WIDE)
-    tl.store(d_w_ptr + position + offsets, round_to(d_w, d_w_ptr.dtype.element_ty), mask=inside)
+    store_sum(d_w_ptr + position + offsets, d_w, inside, d_w_ptr.dtype != h_ptr.dtype)
 
 
 def down_backward_launch(
@@ -192,7 +193,7 @@ def down_weight_grad_launch(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torc
     Args:
         d_out: [M, H], any strides.
         h: [M, N], contiguous.
-        d_w_down: [H, N], any strides, written.
+        d_w_down: [H, N], any strides, written; float32 with others of 16 bits: added to.
     """
     chosen = choice.down_weight_grad(d_out, h, d_w_down)
     if chosen.schedule != "portable":

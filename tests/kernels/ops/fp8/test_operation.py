@@ -10,7 +10,7 @@ from stock_mlp import LlamaMLP
 from torch.library import opcheck
 
 import swiglu_kernels
-from swiglu_kernels import patch_model, reference, swiglu_glu_fp8, swiglu_mlp_fp8
+from swiglu_kernels import patch_model, reference, swiglu_glu_fp8, swiglu_mlp_fp8, unpatch
 from swiglu_kernels.ops.fp8 import choice, products
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.reference import RECIPES
@@ -257,44 +257,6 @@ def test_what_fp8_is_not_for():
         fp8.quantise(zeros(3, 8), "rowwise")
 
 
-@by_recipe
-@pytest.mark.parametrize("name", ["FusedSwiGLU", "FusedSwiGLUMLP", "FusedSwiGLUPackedMLP"])
-def test_modules_keep_codes_until_a_weight_changes(name, recipe, monkeypatch):
-    made: list[torch.Tensor] = []
-    quantise = fp8.quantise
-    monkeypatch.setattr(fp8, "quantise", lambda *given, **how: made.append(given[0]) or quantise(*given, **how))
-    module = getattr(swiglu_kernels, name)(16, 32, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16)
-    x, count = random_tensor(3, 16, dtype=BFLOAT16), 2 if name == "FusedSwiGLU" else 3
-    weights = [part for linear in module.children() for part in linear.weight.split(32)]
-    function = swiglu_glu_fp8 if name == "FusedSwiGLU" else swiglu_mlp_fp8
-    out = module(x)
-    assert torch.equal(out, function(x, *weights, recipe=recipe))
-    out.sum().backward()
-    assert {weight.grad.dtype for weight in module.parameters()} == {BFLOAT16}
-    module.keep_codes()
-
-    def call() -> tuple[bool, int]:
-        """Whether it computes what a module without codes does, and how many weights it quantised for that."""
-        made.clear()
-        with torch.no_grad():
-            kept, number = module(x), len(made)
-            codes, module._codes = module._codes, None
-            plain, module._codes = module(x), codes
-        return torch.equal(kept, plain), number
-
-    assert call() == (True, count)
-    assert call() == (True, 0)
-    first = next(module.parameters())
-    with torch.no_grad():
-        first.mul_(1.5)
-    assert call() == (True, count)
-    first.data = first.data * 0.5
-    assert call() == (True, count)
-    module(x)  # with gradients enabled
-    assert module._codes == []
-    assert module(x).requires_grad
-
-
 def test_patch_model(monkeypatch):
     model = torch.nn.Sequential(*(LlamaMLP(hidden, 144, dtype=BFLOAT16, device=DEVICE) for hidden in (80, 20)))
     with monkeypatch.context() as patch:
@@ -307,6 +269,27 @@ def test_patch_model(monkeypatch):
     x = random_tensor(5, 80, dtype=BFLOAT16)
     weights = model[0].gate_proj.weight, model[0].up_proj.weight, model[0].down_proj.weight
     assert torch.equal(model[0](x), swiglu_mlp_fp8(x, *weights, recipe="rowwise"))
+    unpatch(model)
+    report = patch_model(model, precision="fp8-blockwise", keep_codes=True, tokens=3000)
+    assert model[0]._codes is not None
+    assert report.notes == (
+        "fp8-blockwise at 3000 tokens: it pays from 4096 tokens on in a forward of 80 x 144: 0",
+        "fp8-blockwise at 3000 tokens: it pays from 16384 tokens on in a step of 80 x 144: 0",
+    )
+    unpatch(model)
+    assert "_codes" not in vars(model[0])
+    assert patch_model(model, precision="fp8-rowwise", tokens=8192).notes == ()
+    with pytest.raises(ValueError, match="keep_codes: expected False with precision='bf16'"):
+        patch_model(model, keep_codes=True)
+
+
+@by_recipe
+@pytest.mark.parametrize("trains", [False, True])
+def test_from_which_tokens_on_fp8_pays_is_one_table(recipe, trains):
+    least = [tokens for _, tokens in choice.PAYS_FROM[recipe, trains]]
+    assert [choice.pays_from(recipe, trains, hidden, 11008) for hidden in (4096, 512)] == [least[0], least[-1]]
+    found = swiglu_kernels.explain(*problem()[:3], precision=f"fp8-{recipe}").splitlines()[trains]
+    assert f"{'in ' if trains else ''}bf16 from {least[-1]} tokens on" in found
 
 
 @pytest.mark.parametrize("capability", [(8, 6), None])
