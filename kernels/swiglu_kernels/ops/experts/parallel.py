@@ -1,0 +1,391 @@
+"""swiglu_experts_parallel: experts that lie on several ranks, for tokens that do as well.
+
+Each rank sends a token's row once to each rank that has any of its experts, with the ids and routing weights; that rank
+runs `swiglu_experts` on the rows that came, which skips ids of other ranks and adds up its own experts' results; a row
+for each (token, rank) comes back, and the sender adds them up. Gradients go the same ways: that of `scatter` is
+`gather`, and the other way round.
+
+                      scatter                              gather
+    forward           x and routing weights                the ranks' results
+    backward          the gradient of the result           the gradients of x and routing weights
+
+There are two ways for rows to travel. With symmetric memory, ranks read each other's over NVLink: both sides copy what
+the others may want into memory that all can read (`exchange.py`), wait for each other on the GPU, and read. Row
+rank * most + token of the other side is this token's whatever was routed where: nothing is counted, nothing waits for
+the host, and buffers have the rows of all ranks' tokens. With all-to-all, the host waits once for how many rows each
+rank has for each other, and buffers have as many rows as came.
+"""
+
+import functools
+import socket
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.device_mesh import DeviceMesh
+
+from swiglu_kernels.ops.experts import exchange
+from swiglu_kernels.ops.experts.exchange import Sizes
+from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.runtime import autocast
+from swiglu_kernels.runtime.backend import backend_for
+from swiglu_kernels.runtime.checks import check_experts, check_option
+from swiglu_kernels.runtime.operator import not_for_dynamo
+from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
+from swiglu_kernels.runtime.shortcuts.plan import run
+
+Group = dist.ProcessGroup
+Tensor = torch.Tensor
+SYMMETRIC, ALL_TO_ALL = "symmetric", "all-to-all"
+ALIGN = 256
+"""Bytes: where each part of the memory that all ranks read begins."""
+
+
+class Route(Protocol):
+    """How the rows of one call travel. A route that scatters knows its ids after the first time."""
+
+    ids: Tensor
+    """[rows, k] int32: of the rows that came, the number of each expert on this rank, or -1."""
+
+    def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return what came of the ranks' rows [T, H] and values [T, k]; of rows without ids, anything."""
+
+    def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return for each token the sum of what the ranks have for it, [T, H] and [T, k]."""
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, route: Route, x: Tensor, weights: Tensor) -> Any:
+        ctx.route = route
+        return route.scatter(x, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, rows: Tensor, values: Tensor) -> Any:
+        return None, *ctx.route.gather(rows.contiguous(), values.contiguous())
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, route: Route, rows: Tensor) -> Tensor:
+        ctx.route = route
+        return route.gather(rows, None)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.route.scatter(gradient.contiguous(), None)[0]
+
+
+# Symmetric memory
+
+
+class Workspace:
+    """Memory of a group of which every rank can read every other's."""
+
+    def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+        """Allocate it, which all ranks do together."""
+        from torch.distributed import _symmetric_memory
+
+        self._tensor = _symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
+        self._handle = _symmetric_memory.rendezvous(self._tensor, group.group_name)
+        self._ranks, self._timeout_ms = group.size(), _timeout_ms(group, device)
+        self._last: tuple[object, str] | None = None
+        """Whose layout, and which side of it, was read since all ranks last waited for each other."""
+        self._recorded = False
+
+    def table(self, offset: int) -> Tensor:
+        """Return the address of a part on each rank, int64 [ranks]."""
+        of_ranks = [self._handle.get_buffer(rank, (16,), torch.uint8, offset) for rank in range(self._ranks)]
+        return torch.tensor([part.data_ptr() for part in of_ranks], device=self._tensor.device)
+
+    def own(self, offset: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """Return this rank's part."""
+        return self._tensor[offset : offset + shape[0] * shape[1] * dtype.itemsize].view(dtype).view(shape)
+
+    def begin(self, layout: object, side: str) -> None:
+        """Wait until no rank reads what is to be written.
+
+        The wait between two exchanges on different sides of a layout is enough for that. What a graph repeats, nobody
+        here sees: from the first recording on, every exchange waits.
+        """
+        self._recorded = self._recorded or torch.cuda.is_current_stream_capturing()
+        if self._recorded or self._last is None or self._last[0] is not layout or self._last[1] == side:
+            self._wait()
+        self._last = layout, side
+
+    def _wait(self) -> None:
+        self._handle.barrier(channel=0, timeout_ms=self._timeout_ms)
+
+    meet = _wait
+    """Wait until all ranks have written."""
+
+
+class Layout:
+    """Where a workspace holds what travels in calls of one size."""
+
+    def __init__(self, workspace: Workspace, sizes: Sizes, columns: int, dtypes: tuple[torch.dtype, torch.dtype]):
+        self.workspace, self.sizes = workspace, sizes
+        (rows, values), slots, offset = dtypes, sizes.slots, 0
+        self.own: dict[str, Tensor] = {}
+        self.tables: dict[str, Tensor] = {}
+        for name, dtype, shape in (
+            ("tokens", rows, (sizes.most, columns)), ("ids", torch.int32, (sizes.most, slots)),
+            ("values", values, (sizes.most, slots)), ("results", rows, (sizes.rows, columns)),
+            ("results' values", values, (sizes.rows, slots)),
+        ):  # fmt: skip
+            self.own[name], self.tables[name] = workspace.own(offset, shape, dtype), workspace.table(offset)
+            offset += -(-shape[0] * shape[1] * dtype.itemsize // ALIGN) * ALIGN
+
+
+def _bytes(sizes: Sizes, columns: int, dtypes: tuple[torch.dtype, torch.dtype]) -> int:
+    """Return a power of two that holds such a layout."""
+    each = columns * dtypes[0].itemsize + sizes.slots * (4 + dtypes[1].itemsize)
+    return 1 << (each * (sizes.most + sizes.rows) + 5 * ALIGN - 1).bit_length()
+
+
+class Symmetric:
+    """A Route through memory that all ranks read."""
+
+    def __init__(self, index: Tensor, layout: Layout) -> None:
+        self._index, self._layout, self._sizes = index, layout, layout.sizes
+        self._arrived = False
+
+    def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As Route has it."""
+        layout, sizes = self._layout, self._sizes
+        own, tables, width = layout.own, layout.tables, rows.shape[1]
+        came = rows.new_empty(sizes.rows, width)
+        beside = None if values is None else values.new_empty(sizes.rows, sizes.slots)
+        published, ids = own["tokens"].view(-1)[: sizes.most * width].view(-1, width), own["ids"]
+        layout.workspace.begin(layout, "tokens")
+        of_values = None if values is None else own["values"]
+        run(exchange.copy_launch, exchange.PUBLISH, rows, self._index, values, published, ids, of_values, sizes)
+        layout.workspace.meet()
+        of_values = None if values is None else tables["values"]
+        if self._arrived:
+            given, kind, kept = self.ids, exchange.FETCH_AGAIN, None
+        else:
+            self.ids = kept = self._index.new_empty(came.shape[0], sizes.slots, dtype=torch.int32)
+            given, kind, self._arrived = tables["ids"], exchange.FETCH, True
+        run(exchange.copy_launch, kind, tables["tokens"], given, of_values, came, kept, beside, sizes)
+        return came, beside
+
+    def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As Route has it."""
+        layout, sizes = self._layout, self._sizes
+        own, tables, width, tokens = layout.own, layout.tables, rows.shape[1], self._index.shape[0]
+        out = rows.new_empty(tokens, width)
+        beside = None if values is None else values.new_empty(tokens, sizes.slots)
+        published = own["results"].view(-1)[: sizes.rows * width].view(-1, width)
+        layout.workspace.begin(layout, "results")
+        of_values = None if values is None else own["results' values"]
+        run(exchange.copy_launch, exchange.RETURN, rows, self.ids, values, published, None, of_values, sizes)
+        layout.workspace.meet()
+        of_values = None if values is None else tables["results' values"]
+        run(exchange.add_launch, rows, tables["results"], self._index, values, of_values, out, beside, sizes)
+        return out, beside
+
+
+_layouts: dict[tuple[Any, ...], Layout] = {}
+_workspaces: dict[tuple[Any, ...], Workspace] = {}
+
+
+def _layout(group: Group, device: torch.device, sizes: Sizes, columns: int, dtypes: Any) -> Layout:
+    """Return the layout of such calls, which all ranks make together when they first meet one.
+
+    Raises:
+        ValueError: the ranks' calls are not of one kind.
+        RuntimeError: there is none yet, and a graph is being recorded.
+    """
+    of_group = group, device
+    key = *of_group, sizes, columns, dtypes
+    if key not in _layouts:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("swiglu_experts_parallel: call it once with these sizes before recording a CUDA graph")
+        kinds = _all(group, (sizes.experts, sizes.most, sizes.slots, columns, str(dtypes)))
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError(
+                f"the ranks call with different (experts, tokens, k, hidden, dtypes): {sorted(set(kinds))}; where their "
+                "tokens differ, pass tokens_per_rank, the most of any rank"
+            )
+        size_bytes = _bytes(sizes, columns, dtypes)
+        if (*of_group, size_bytes) not in _workspaces:
+            _workspaces[*of_group, size_bytes] = Workspace(group, device, size_bytes)
+        _layouts[key] = Layout(_workspaces[*of_group, size_bytes], sizes, columns, dtypes)
+    return _layouts[key]
+
+
+def _all(group: Group, value: Any) -> list[Any]:
+    """Return every rank's value."""
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
+def _timeout_ms(group: Group, device: torch.device) -> int:
+    """Return how long a rank waits for another, as the group has it."""
+    options = getattr(group._get_backend(device), "options", None)
+    return int(getattr(options, "_timeout", default_pg_timeout).total_seconds() * 1000)
+
+
+@functools.cache
+def _why_not_symmetric(group: Group, device: torch.device) -> str | None:
+    """Say why a group's ranks cannot read each other's memory, or None; all ranks ask together, and try it once."""
+    hosts = set(_all(group, socket.gethostname()))
+    if len(hosts) > 1:
+        return f"the ranks are on {len(hosts)} hosts"
+    try:
+        Workspace(group, device, ALIGN)
+        reason = None
+    except (RuntimeError, ImportError, AttributeError, TypeError) as error:
+        reason = f"PyTorch's symmetric memory does not work here: {str(error).splitlines()[0]}"
+    return next(filter(None, _all(group, reason)), None)
+
+
+def why_not_symmetric(x: Tensor, group: Group) -> str | None:
+    """Say why rows of x cannot travel through symmetric memory, or None; all ranks of the group ask together."""
+    if x.device.type != "cuda":
+        return f"x is on a {x.device.type.upper()}"
+    if backend_for(x) != "triton":
+        return "no Triton kernels run here"
+    return _why_not_symmetric(group, x.device)
+
+
+# All-to-all
+
+
+class AllToAll:
+    """A Route by all-to-all, whose host waits once for the counts."""
+
+    def __init__(self, index: Tensor, group: Group, experts: int) -> None:
+        self._group, ranks = group, group.size()
+        owner = torch.where((index >= 0) & (index < experts * ranks), index // experts, -1)
+        wanted = (owner == torch.arange(ranks, device=index.device)[:, None, None]).any(-1)  # [ranks, tokens]
+        counts = wanted.sum(1)
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts, group=group)
+        self._sent, self._received = torch.stack([counts, coming]).tolist()
+        order = wanted.flatten().logical_not().to(torch.uint8).argsort(stable=True)[: sum(self._sent)]
+        self._token, self._tokens = order % max(len(index), 1), len(index)
+        ids = self._moved(index[self._token].to(torch.int64), False) - group.rank() * experts
+        self.ids = torch.where((ids >= 0) & (ids < experts), ids, -1).to(torch.int32)
+
+    def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As Route has it."""
+        came = self._moved(rows[self._token], False)
+        return came, None if values is None else self._moved(values[self._token], False)
+
+    def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As Route has it."""
+        return self._added(rows), None if values is None else self._added(values)
+
+    def _moved(self, rows: Tensor, back: bool) -> Tensor:
+        sent, received = (self._received, self._sent) if back else (self._sent, self._received)
+        found = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(found, rows.contiguous(), received, sent, group=self._group)
+        return found
+
+    def _added(self, rows: Tensor) -> Tensor:
+        wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
+        out = rows.new_zeros(self._tokens, rows.shape[1], dtype=wide)
+        came = self._moved(rows, True)
+        for token, part in zip(self._token.split(self._sent), came.split(self._sent), strict=True):
+            out.index_add_(0, token, part.to(wide))  # a rank has a token once: the order of additions is that of ranks
+        return out.to(rows.dtype)
+
+
+# The operation
+
+
+def group_of(group: Group | DeviceMesh | None) -> Group:
+    """Return the group of a mesh of one dimension, or of all ranks for None. Raises ValueError for another mesh."""
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(f"group: expected a mesh of one dimension, as mesh['ep'] is, got {group.ndim}")
+        return group.get_group()
+    found = dist.group.WORLD if group is None else group
+    if not isinstance(found, Group):
+        raise ValueError("group: expected a process group that this rank is in; is torch.distributed initialised?")
+    return found
+
+
+def transport_for(x: Tensor, group: Group, transport: str | None = None) -> tuple[str, str | None]:
+    """Return how rows of x travel between the ranks of a group, and why not through symmetric memory, or None.
+
+    Raises ValueError where symmetric memory is asked for and cannot be had.
+    """
+    if transport is not None:
+        check_option("transport", transport, (SYMMETRIC, ALL_TO_ALL))
+    why = "asked for" if transport == ALL_TO_ALL else why_not_symmetric(x, group)
+    if transport == SYMMETRIC and why:
+        raise ValueError(f"transport: expected {ALL_TO_ALL!r} or None, got {SYMMETRIC!r}: {why}")
+    return ALL_TO_ALL if why else SYMMETRIC, why
+
+
+@not_for_dynamo
+def swiglu_experts_parallel(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, top_k_index: Tensor, top_k_weights: Tensor,
+    group: Group | DeviceMesh | None = None, *, tokens_per_rank: int | None = None, transport: str | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """Return `swiglu_experts` of this rank's tokens where each of n ranks holds its part of the experts.
+
+    All ranks of the group call it together, in the same order of calls, and so do their backwards.
+
+    Args:
+        x: [..., hidden], this rank's tokens; as for `swiglu_experts`, and the same hidden size, k and dtypes on all
+            ranks.
+        w_gate_up: [experts / n, 2 * intermediate, hidden], this rank's experts: those from rank * experts / n on. Their
+            gradients are the sums over all ranks' tokens.
+        w_down: [experts / n, hidden_out, intermediate].
+        top_k_index: [..., k], any integer dtype: of all ranks' experts, 0 to experts - 1; any other is skipped.
+        top_k_weights: [..., k].
+        group: the ranks: a process group, a DeviceMesh of one dimension, or None for all.
+        tokens_per_rank: the most tokens that any rank has in this call, the same number on all; None: all have as many
+            as this one. Buffers of symmetric memory have so many rows for each rank. All-to-all does not need it.
+        transport: "symmetric", through memory of PyTorch's `_symmetric_memory` over NVLink, which never waits for the
+            host and can be recorded in a CUDA graph after a first call of the same sizes; or "all-to-all", by the
+            group's own (NCCL, gloo), which waits once for the counts. None takes the first where it can be had: on GPUs
+            of one host that can access each other. `explain_experts` says which and why.
+        options: of `swiglu_experts`; biases are this rank's experts'.
+
+    Returns:
+        [..., hidden_out] of this rank's tokens in x's dtype. A rank's sum over its experts is rounded, and so is the
+        sum over ranks, in the order of ranks. No token is dropped. Differentiable as `swiglu_experts` is.
+
+    Memory: "symmetric" saves n * tokens_per_rank rows of x for the backward and allocates what `swiglu_experts` does
+    for as many tokens, computing those that came; "all-to-all" has rows that came alone.
+
+    Raises:
+        TypeError, ValueError: as `swiglu_experts` does; tokens_per_rank is less than x has; the ranks' arguments differ
+            when they first meet these sizes; symmetric memory is asked for and cannot be had.
+        RuntimeError: a CUDA graph is being recorded, and nothing of these sizes was called before.
+    """
+    group = group_of(group)
+    x, *_ = autocast.operands(x)
+    ranks, experts = group.size(), w_gate_up.shape[0]
+    if isinstance(w_gate_up, Tensor) and isinstance(w_down, Tensor):
+        _, *parameters = autocast.operands(x, w_gate_up, w_down, options.get("b_gate_up"), options.get("b_down"))
+        check_experts(x, *parameters[:2], top_k_index, top_k_weights, *parameters[2:])
+    if ranks == 1:
+        return swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, **options)
+    rows, index, weights = (as_matrix(tensor).contiguous() for tensor in (x, top_k_index, top_k_weights))
+    tokens, slots = index.shape
+    most = tokens if tokens_per_rank is None else tokens_per_rank
+    if most < tokens:
+        raise ValueError(f"tokens_per_rank: expected at least the {tokens} tokens of x, got {most}")
+    route: Route
+    if transport_for(x, group, transport)[0] == SYMMETRIC and most and slots:
+        sizes = Sizes(ranks, group.rank(), experts, most, slots)
+        columns = max(rows.shape[1], w_down.shape[1])
+        route = Symmetric(index, _layout(group, x.device, sizes, columns, (rows.dtype, weights.dtype)))
+    else:
+        route = AllToAll(index, group, experts)
+    came, beside = _Scatter.apply(route, rows, weights)
+    results = swiglu_experts(came, w_gate_up, w_down, route.ids, beside, **options)
+    return like_leading(_Gather.apply(route, results), x)

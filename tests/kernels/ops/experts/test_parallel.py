@@ -1,0 +1,239 @@
+"""Experts on several ranks: output and gradients are those of one process with all tokens and experts.
+
+On CPUs with gloo, by all-to-all and by the kernels of `exchange.py` in Triton's interpreter on memory that processes
+share; on two GPUs by both transports. Run as a script, this file is one of the processes:
+`python test_parallel.py RANK WORLD FOLDER DEVICE`, with `tests/support` on PYTHONPATH.
+"""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from quick_interpreter import quicken
+
+PATIENCE_S = 120
+HIDDEN, INTERMEDIATE, EXPERTS, SLOTS = 24, 16, 8, 3
+SIZES = {"cpu": (24, 16, 8, 3), "cuda": (512, 256, 16, 4)}
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
+
+
+def counts_of(case: str, world: int) -> list[int]:
+    """Tokens of each rank."""
+    return {
+        "one token": [0] * (world - 1) + [1], "a rank without rows": [5, 0, 7, 2][:world],
+        "different numbers": [4, 7, 1, 6][:world],
+    }.get(case, [6] * world)  # fmt: skip
+
+
+CASES = ("random", "all to one rank", "one token", "a rank without rows", "different numbers", "ids of no rank")
+
+
+@dataclasses.dataclass
+class Layer:
+    """All ranks' tokens and experts, drawn alike everywhere."""
+
+    x: torch.Tensor
+    index: torch.Tensor
+    weights: torch.Tensor
+    w_gate_up: torch.Tensor
+    w_down: torch.Tensor
+    biases: dict[str, torch.Tensor]
+    d_out: torch.Tensor
+
+
+def drawn(case: str, world: int, device: str) -> Layer:
+    hidden, intermediate, experts, slots = SIZES[device]
+    source = torch.Generator().manual_seed(CASES.index(case))
+    tokens = sum(counts_of(case, world)) * (40 if device == "cuda" else 1)
+
+    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, generator=source) * scale
+
+    index = torch.rand(tokens, experts, generator=source).argsort(1)[:, :slots]
+    x, weights = normal(tokens, hidden), torch.rand(tokens, slots, generator=source)
+    if case == "all to one rank":
+        index %= experts // world
+    if case == "ids of no rank":
+        index[::2] = torch.tensor([-1, experts, 2**40, -7])[:slots]
+        index[1::2, 0] = -1
+        x[::2] = weights[::2] = weights[1::2, 0] = float("nan")
+    layer = Layer(
+        x, index, weights, normal(experts, 2 * intermediate, hidden, scale=hidden**-0.5),
+        normal(experts, hidden, intermediate, scale=intermediate**-0.5),
+        {"b_gate_up": normal(experts, 2 * intermediate), "b_down": normal(experts, hidden)}, normal(tokens, hidden),
+    )  # fmt: skip
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    for name, value in vars(layer).items():
+        if name == "biases":
+            layer.biases = {key: bias.to(device, dtype) for key, bias in value.items()}
+        else:
+            setattr(layer, name, value.to(device, value.dtype if name in ("index", "weights") else dtype))
+    return layer
+
+
+def alone(layer: Layer) -> dict[str, torch.Tensor]:
+    """The truth, in fp64."""
+    from swiglu_kernels import reference
+
+    names = ("x", "weights", "w_gate_up", "w_down")
+    wide = {name: getattr(layer, name).double().requires_grad_() for name in names}
+    biases = {name: value.double().requires_grad_() for name, value in layer.biases.items()}
+    skipped = layer.index.clamp(-1, len(layer.w_down))
+    clean = {name: torch.where(wide[name].isnan(), 0, wide[name]) for name in ("x", "weights")}
+    out = reference.swiglu_experts(
+        clean["x"], wide["w_gate_up"], wide["w_down"], skipped, clean["weights"], **biases
+    )
+    out.backward(layer.d_out.double())
+    return {"out": out.detach()} | {name: value.grad for name, value in (wide | biases).items()}
+
+
+def parts_of(layer: Layer, rank: int, world: int, case: str, device: str) -> dict[str, Any]:
+    """What a rank has."""
+    counts = [count * (40 if device == "cuda" else 1) for count in counts_of(case, world)]
+    each = len(layer.w_down) // world
+    mine = slice(sum(counts[:rank]), sum(counts[: rank + 1])), slice(rank * each, (rank + 1) * each)
+    of_tokens = {name: getattr(layer, name)[mine[0]].clone() for name in ("x", "weights", "index", "d_out")}
+    of_experts = {name: getattr(layer, name)[mine[1]].clone() for name in ("w_gate_up", "w_down")}
+    return of_tokens | of_experts | {name: value[mine[1]].clone() for name, value in layer.biases.items()}
+
+
+LEAVES = ("x", "weights", "w_gate_up", "w_down", "b_gate_up", "b_down")
+
+
+def called(part: dict[str, Any], **options: Any) -> torch.Tensor:
+    from swiglu_kernels import swiglu_experts_parallel
+
+    return swiglu_experts_parallel(
+        part["x"], part["w_gate_up"], part["w_down"], part["index"], part["weights"], b_gate_up=part["b_gate_up"],
+        b_down=part["b_down"], **options,
+    )  # fmt: skip
+
+
+def stepped(part: dict[str, Any], **options: Any) -> dict[str, torch.Tensor]:
+    """Output and gradients of this rank."""
+    part = part | {name: part[name].requires_grad_() for name in LEAVES}
+    out = called(part, **options)
+    out.backward(part["d_out"])
+    return {"out": out.detach()} | {name: part[name].grad for name in LEAVES}
+
+
+class SharedFiles:
+    """In the place of `Workspace`, for processes of one machine without GPUs."""
+
+    folder: Path
+    number = 0
+
+    def __init__(self, group: Any, device: torch.device, size_bytes: int) -> None:
+        path, self._group, self._last = self.folder / f"memory-{SharedFiles.number}", group, None
+        SharedFiles.number += 1
+        self._parts = [
+            torch.from_file(f"{path}-{rank}", shared=True, size=size_bytes, dtype=torch.uint8)
+            for rank in range(group.size())
+        ]
+        self._tensor = self._parts[group.rank()]
+        self._tensor.fill_(0xFF)  # NaN
+        dist.barrier(group)
+
+    def table(self, offset: int) -> torch.Tensor:
+        return torch.tensor([part.data_ptr() + offset for part in self._parts])
+
+    def meet(self) -> None:
+        dist.barrier(self._group)
+
+
+def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, Any]:
+    """What this rank finds in each case by each transport."""
+    from swiglu_kernels.ops.experts import parallel
+
+    if device == "cpu":
+        from swiglu_kernels.ops.experts.parallel import Workspace
+
+        SharedFiles.folder = folder
+        for name in ("own", "begin"):
+            setattr(SharedFiles, name, getattr(Workspace, name))
+        SharedFiles._wait, SharedFiles._recorded = SharedFiles.meet, False
+        parallel.Workspace, torch.cuda.is_current_stream_capturing = SharedFiles, lambda: False
+    found: dict[Any, Any] = {}
+    for transport in (parallel.ALL_TO_ALL, parallel.SYMMETRIC):
+        if device == "cpu":
+            parallel.why_not_symmetric = lambda x, group, why=transport == parallel.ALL_TO_ALL: "no GPU" if why else None
+        for case in CASES:
+            part = parts_of(drawn(case, world, device), rank, world, case, device)
+            most = max(counts_of(case, world)) * (40 if device == "cuda" else 1)
+            found[transport, case] = stepped(part, tokens_per_rank=most)
+    return found
+
+
+def main(rank: int, world: int, folder: Path, device: str) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        quicken()
+    where, patience = f"file://{folder / 'rendezvous'}", timedelta(seconds=PATIENCE_S / 2)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=where, rank=rank, world_size=world, timeout=patience)
+    torch.save(results_of(rank, world, folder, device), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def needs_gpus(count: int) -> Any:
+    there = torch.cuda.device_count()
+    return [pytest.mark.gpu, pytest.mark.skipif(there < count, reason=f"needs {count} GPUs; there are {there}")]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("cpu", 2), ("cpu", 4), pytest.param(("cuda", 2), marks=needs_gpus(2))],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
+def place(request: pytest.FixtureRequest) -> tuple[str, int]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def results(place: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """What the processes found, by rank."""
+    (device, world), folder = place, tmp_path_factory.mktemp("processes")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    if device == "cpu":
+        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"} | environment
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    commands = [[sys.executable, __file__, str(rank), str(world), str(folder), device] for rank in range(world)]
+    processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for command in commands]
+    try:
+        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("transport", ["all-to-all", "symmetric"])
+def test_output_and_gradients_are_those_of_one_process(place, results, transport, case) -> None:
+    device, world = place
+    truth = alone(drawn(case, world, device))
+    tolerance = 2e-2 if device == "cuda" else 1e-5
+    for name, right in truth.items():
+        got = torch.cat([result[transport, case][name].to(right.device) for result in results]).double()
+        assert got.shape == right.shape
+        assert got.isfinite().all(), name
+        assert (got - right).norm() <= tolerance * max(right.norm(), 1e-3), name
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
