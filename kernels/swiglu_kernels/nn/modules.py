@@ -33,7 +33,7 @@ from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_like, check_option, check_tensor
 
 if TYPE_CHECKING:
-    from swiglu_kernels.nn.split import Split
+    from swiglu_kernels.nn.split import ExpertSplit, Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,6 +425,8 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
         self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
 
     backend = property(_backend)
+    expert_parallel: "ExpertSplit | None" = None
+    """How its experts are shared among ranks; `parallel.SwiGLUExpertsParallel` sets it."""
 
     @property
     def _recipe(self) -> str | None:  # type: ignore[override]
@@ -437,9 +439,10 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
 
     def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
-        weights = self.gate_up_proj, self.down_proj
+        split = self.expert_parallel
+        parameters: Any = self.gate_up_proj, self.down_proj, self.gate_up_proj_bias, self.down_proj_bias
+        *weights, b_gate_up, b_down = parameters if split is None else map(split.own, parameters)
         w_gate_up, w_down = self._in_fp8(weights) if self._recipe else weights
-        return swiglu_experts(
-            x, w_gate_up, w_down, top_k_index, top_k_weights,
-            b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, **self.options,
-        )  # fmt: skip
+        return (split or swiglu_experts)(
+            x, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up=b_gate_up, b_down=b_down, **self.options
+        )

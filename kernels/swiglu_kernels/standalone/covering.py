@@ -216,15 +216,14 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             yield f"fp8 {recipe} {name}, {tokens} tokens", launch
 
 
-def _exchange(
-    x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, capability: Capability
-) -> dict[str, Launch]:
+def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, capability: Capability) -> dict[str, Launch]:
     """Between eight ranks."""
     table, sizes = index.new_empty(8), exchange.Sizes(8, 3, 16, *index.shape)
     came, beside = x.new_empty(sizes.rows, x.shape[1]), weights.new_empty(sizes.rows, sizes.slots)
     ids = index.new_empty(sizes.rows, sizes.slots, dtype=torch.int32)
     copies = {
-        exchange.PUBLISH: (x, index, weights, x, ids, weights), exchange.FETCH: (table, table, table, came, ids, beside),
+        exchange.PUBLISH: (x, index, weights, x, ids, weights),
+        exchange.FETCH: (table, table, table, came, ids, beside),
         exchange.FETCH_AGAIN: (table, ids, None, came, None, None),
         exchange.RETURN: (came, ids, beside, came, None, beside),
     }  # fmt: skip

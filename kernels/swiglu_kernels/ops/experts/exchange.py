@@ -14,6 +14,7 @@ the order of ranks: the bits are the same on every run.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,10 +47,8 @@ def _copy_kernel(
     row = (rank * most + token).to(tl.int64)
     source = token.to(tl.int64) if FAR else row
     slot = tl.arange(0, WIDE)
-    if FAR_INDEX:
-        ids_ptr = _of_rank(index_ptr, rank, kept_ptr) + token.to(tl.int64) * SLOTS
-    else:
-        ids_ptr = index_ptr + row * SLOTS
+    ids_ptr = _of_rank(index_ptr, rank, kept_ptr) if FAR_INDEX else index_ptr
+    ids_ptr += (token.to(tl.int64) if FAR_INDEX else row) * SLOTS
     inside = (slot < SLOTS) & as_mask(token < tokens)
     index = tl.load(ids_ptr + slot, mask=inside, other=0)
     wanted = (index >= first) & (index < first + count) & inside
@@ -116,7 +115,7 @@ class Sizes:
         """That may arrive: all tokens of all ranks."""
         return self.ranks * self.most
 
-    def of_launch(self, columns: int, device: torch.device, capability: Capability | None) -> dict[str, int | bool]:
+    def of_launch(self, columns: int, device: torch.device, capability: Capability | None) -> dict[str, Any]:
         """Return what both kernels are given."""
         return {
             "most": self.most, "columns": columns, "RANKS": self.ranks, "RANK": self.rank, "SLOTS": self.slots,
@@ -149,12 +148,12 @@ def copy_launch(
         count = sizes.experts * sizes.ranks
     elif kind == FETCH:
         first = sizes.rank * sizes.experts
-    arguments = given | {
+    arguments: dict[str, Any] = given | {
         "rows_ptr": rows, "index_ptr": index, "values_ptr": values, "out_ptr": out, "kept_ptr": kept,
         "values_out_ptr": values_out, "tokens": index.shape[0] if publishes else sizes.most, "first": first,
         "count": count, "skip": sizes.rank if kind == RETURN else -1, "FAR": far, "FAR_INDEX": kind == FETCH,
     }  # fmt: skip
-    grid = (sizes.most * int(given["RANKS"]), triton.cdiv(out.shape[1], int(given["BLOCK"])))
+    grid = (sizes.most * given["RANKS"], triton.cdiv(out.shape[1], given["BLOCK"]))
     return Launch(_copy_kernel, grid, arguments, num_warps=4, num_stages=1)
 
 
@@ -172,5 +171,5 @@ def add_launch(
         "own_ptr": own, "table_ptr": table, "index_ptr": index, "own_values_ptr": own_values,
         "values_table_ptr": values_table, "out_ptr": out, "values_out_ptr": values_out, "experts": sizes.experts,
     }  # fmt: skip
-    grid = (out.shape[0], triton.cdiv(out.shape[1], int(arguments["BLOCK"])))
+    grid = (out.shape[0], triton.cdiv(out.shape[1], arguments["BLOCK"]))
     return Launch(_add_kernel, grid, arguments, num_warps=4, num_stages=1)

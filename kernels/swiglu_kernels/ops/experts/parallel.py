@@ -18,13 +18,12 @@ rank has for each other, and buffers have as many rows as came.
 
 import functools
 import socket
-from collections.abc import Sequence
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
-from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
 from swiglu_kernels.ops.experts import exchange
@@ -37,9 +36,14 @@ from swiglu_kernels.runtime.operator import not_for_dynamo
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
 from swiglu_kernels.runtime.shortcuts.plan import run
 
-Group = dist.ProcessGroup
+if TYPE_CHECKING:
+    Group = dist.ProcessGroup
+else:  # there are builds without torch.distributed
+    Group = getattr(dist, "ProcessGroup", object)
 Tensor = torch.Tensor
 SYMMETRIC, ALL_TO_ALL = "symmetric", "all-to-all"
+PATIENCE = timedelta(minutes=10)
+"""With a rank that does not come, where its group does not say."""
 ALIGN = 256
 """Bytes: where each part of the memory that all ranks read begins."""
 
@@ -153,7 +157,7 @@ class Symmetric:
 
     def __init__(self, index: Tensor, layout: Layout) -> None:
         self._index, self._layout, self._sizes = index, layout, layout.sizes
-        self._arrived = False
+        self.ids = index.new_empty(0, dtype=torch.int32)
 
     def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """As Route has it."""
@@ -167,11 +171,10 @@ class Symmetric:
         run(exchange.copy_launch, exchange.PUBLISH, rows, self._index, values, published, ids, of_values, sizes)
         layout.workspace.meet()
         of_values = None if values is None else tables["values"]
-        if self._arrived:
-            given, kind, kept = self.ids, exchange.FETCH_AGAIN, None
-        else:
-            self.ids = kept = self._index.new_empty(came.shape[0], sizes.slots, dtype=torch.int32)
-            given, kind, self._arrived = tables["ids"], exchange.FETCH, True
+        given, kind, kept = self.ids, exchange.FETCH_AGAIN, None
+        if not len(self.ids):
+            self.ids = kept = self.ids.new_empty(came.shape[0], sizes.slots)
+            given, kind = tables["ids"], exchange.FETCH
         run(exchange.copy_launch, kind, tables["tokens"], given, of_values, came, kept, beside, sizes)
         return came, beside
 
@@ -210,8 +213,8 @@ def _layout(group: Group, device: torch.device, sizes: Sizes, columns: int, dtyp
         kinds = _all(group, (sizes.experts, sizes.most, sizes.slots, columns, str(dtypes)))
         if any(kind != kinds[0] for kind in kinds):
             raise ValueError(
-                f"the ranks call with different (experts, tokens, k, hidden, dtypes): {sorted(set(kinds))}; where their "
-                "tokens differ, pass tokens_per_rank, the most of any rank"
+                f"the ranks call with different (experts, tokens, k, hidden, dtypes): {sorted(set(kinds))}; "
+                "where their tokens differ, pass tokens_per_rank, the most of any rank"
             )
         size_bytes = _bytes(sizes, columns, dtypes)
         if (*of_group, size_bytes) not in _workspaces:
@@ -230,7 +233,7 @@ def _all(group: Group, value: Any) -> list[Any]:
 def _timeout_ms(group: Group, device: torch.device) -> int:
     """Return how long a rank waits for another, as the group has it."""
     options = getattr(group._get_backend(device), "options", None)
-    return int(getattr(options, "_timeout", default_pg_timeout).total_seconds() * 1000)
+    return int(getattr(options, "_timeout", PATIENCE).total_seconds() * 1000)
 
 
 @functools.cache
@@ -370,8 +373,9 @@ def swiglu_experts_parallel(
     x, *_ = autocast.operands(x)
     ranks, experts = group.size(), w_gate_up.shape[0]
     if isinstance(w_gate_up, Tensor) and isinstance(w_down, Tensor):
-        _, *parameters = autocast.operands(x, w_gate_up, w_down, options.get("b_gate_up"), options.get("b_down"))
-        check_experts(x, *parameters[:2], top_k_index, top_k_weights, *parameters[2:])
+        biases = options.get("b_gate_up"), options.get("b_down")
+        _, gate_up, down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, *biases)
+        check_experts(x, gate_up, down, top_k_index, top_k_weights, b_gate_up, b_down)
     if ranks == 1:
         return swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, **options)
     rows, index, weights = (as_matrix(tensor).contiguous() for tensor in (x, top_k_index, top_k_weights))

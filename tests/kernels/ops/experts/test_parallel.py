@@ -7,10 +7,10 @@ share; on two GPUs by both transports. Run as a script, this file is one of the 
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,7 @@ def alone(layer: Layer) -> dict[str, torch.Tensor]:
     biases = {name: value.double().requires_grad_() for name, value in layer.biases.items()}
     skipped = layer.index.clamp(-1, len(layer.w_down))
     clean = {name: torch.where(wide[name].isnan(), 0, wide[name]) for name in ("x", "weights")}
-    out = reference.swiglu_experts(
-        clean["x"], wide["w_gate_up"], wide["w_down"], skipped, clean["weights"], **biases
-    )
+    out = reference.swiglu_experts(clean["x"], wide["w_gate_up"], wide["w_down"], skipped, clean["weights"], **biases)
     out.backward(layer.d_out.double())
     return {"out": out.detach()} | {name: value.grad for name, value in (wide | biases).items()}
 
@@ -165,11 +163,76 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
     found: dict[Any, Any] = {}
     for transport in (parallel.ALL_TO_ALL, parallel.SYMMETRIC):
         if device == "cpu":
-            parallel.why_not_symmetric = lambda x, group, why=transport == parallel.ALL_TO_ALL: "no GPU" if why else None
+            parallel.why_not_symmetric = lambda x, group, why=transport == parallel.ALL_TO_ALL: (
+                "no GPU" if why else None
+            )
         for case in CASES:
             part = parts_of(drawn(case, world, device), rank, world, case, device)
             most = max(counts_of(case, world)) * (40 if device == "cuda" else 1)
             found[transport, case] = stepped(part, tokens_per_rank=most)
+    return found
+
+
+WAYS = ("plain", "recomputed", "compiled", "in fsdp", "of transformers")
+
+
+def module_of(way: str, layer: Layer) -> Any:
+    """With all experts, and no weights gradient yet."""
+    from swiglu_kernels import FusedSwiGLUExperts
+
+    count, hidden, intermediate = layer.w_down.shape
+    if way == "of transformers":
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        from swiglu_kernels import patch_model
+
+        sizes = {"num_experts": count, "hidden_size": hidden, "moe_intermediate_size": intermediate}
+        config = Qwen3MoeConfig(
+            **sizes, num_hidden_layers=1, vocab_size=8, num_attention_heads=1, num_key_value_heads=1, head_dim=8,
+            intermediate_size=8, num_experts_per_tok=layer.index.shape[1],
+        )  # fmt: skip
+        model = Qwen3MoeForCausalLM(config)
+        patch_model(model)
+        module = model.model.layers[0].mlp.experts
+    else:
+        module = FusedSwiGLUExperts(hidden, intermediate, count, bias=True)
+    weights = {"gate_up_proj": layer.w_gate_up, "down_proj": layer.w_down}
+    if way != "of transformers":
+        weights |= {f"{name}_bias": layer.biases[key] for name, key in zip(weights, layer.biases, strict=True)}
+    module.load_state_dict(weights)
+    return module
+
+
+def modules_of(rank: int, world: int) -> dict[str, dict[str, torch.Tensor]]:
+    """The same of a module that is split by its style, wrapped in different ways."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from swiglu_kernels.nn.parallel import SwiGLUExpertsParallel
+
+    layer, found = drawn("random", world, "cpu"), {}
+    part = parts_of(layer, rank, world, "random", "cpu")
+    for way in WAYS:
+        module, replicas = module_of(way, layer), 2 if way == "in fsdp" and world == 4 else 1
+        keys = list(module.state_dict())
+        mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("dp", "ep"))
+        parallelize_module(module, mesh["ep"], SwiGLUExpertsParallel())
+        assert list(module.state_dict()) == keys
+        assert module.down_proj.to_local().shape[0] == len(layer.w_down) * replicas // world
+        assert torch.equal(module.down_proj.full_tensor(), layer.w_down)
+        called = {
+            "recomputed": checkpoint_wrapper, "compiled": lambda module: torch.compile(module, backend="aot_eager"),
+            "in fsdp": partial(fully_shard, mesh=mesh["dp"]),
+        }.get(way, lambda module: module)(module)  # fmt: skip
+        x, weights = (part[name].clone().requires_grad_() for name in ("x", "weights"))
+        out = called(x, part["index"], weights)
+        out.backward(part["d_out"])
+        found[way] = {"out": out.detach(), "x": x.grad, "weights": weights.grad} | {
+            name: parameter.grad.full_tensor() * replicas  # FSDP takes the mean
+            for name, parameter in module.named_parameters()
+        }
     return found
 
 
@@ -181,7 +244,10 @@ def main(rank: int, world: int, folder: Path, device: str) -> None:
     where, patience = f"file://{folder / 'rendezvous'}", timedelta(seconds=PATIENCE_S / 2)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=where, rank=rank, world_size=world, timeout=patience)
-    torch.save(results_of(rank, world, folder, device), folder / f"{rank}.pt")
+    found = results_of(rank, world, folder, device)
+    if device == "cpu":
+        found["modules"] = modules_of(rank, world)
+    torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -233,6 +299,29 @@ def test_output_and_gradients_are_those_of_one_process(place, results, transport
         assert got.shape == right.shape
         assert got.isfinite().all(), name
         assert (got - right).norm() <= tolerance * max(right.norm(), 1e-3), name
+
+
+NAMES = {
+    "gate_up_proj": "w_gate_up",
+    "down_proj": "w_down",
+    "gate_up_proj_bias": "b_gate_up",
+    "down_proj_bias": "b_down",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_split_module_computes_what_the_whole_one_does(place, results, way) -> None:
+    device, world = place
+    if device == "cuda":
+        pytest.skip("the style is tested on CPUs")
+    layer = drawn("random", world, device)
+    if way == "of transformers":
+        layer.biases = {name: bias * 0 for name, bias in layer.biases.items()}
+    truth, ranks = alone(layer), [result["modules"][way] for result in results]
+    for name in ranks[0]:
+        of_tokens = name in ("out", "x", "weights")
+        got = torch.cat([rank[name] for rank in ranks]) if of_tokens else ranks[0][name]
+        torch.testing.assert_close(got.double(), truth[NAMES.get(name, name)], rtol=1e-4, atol=1e-5)
 
 
 if __name__ == "__main__":
