@@ -131,7 +131,8 @@ class SharedFiles:
     number = 0
 
     def __init__(self, group: Any, device: torch.device, size_bytes: int) -> None:
-        path, self._group, self._last = self.folder / f"memory-{SharedFiles.number}", group, None
+        name = f"memory-{SharedFiles.number}-{dist.get_process_group_ranks(group)[0]}"
+        path, self._group, self._last = self.folder / name, group, None
         SharedFiles.number += 1
         self._parts = [
             torch.from_file(f"{path}-{rank}", shared=True, size=size_bytes, dtype=torch.uint8)
