@@ -218,7 +218,7 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
 
 def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, capability: Capability) -> dict[str, Launch]:
     """Between eight ranks."""
-    table, sizes = index.new_empty(8), exchange.Sizes(8, 3, 16, *index.shape)
+    table, sizes = index.new_empty(8), exchange.RankSizes(8, 3, 16, *index.shape)
     came, beside = x.new_empty(sizes.rows, x.shape[1]), weights.new_empty(sizes.rows, sizes.slots)
     ids = index.new_empty(sizes.rows, sizes.slots, dtype=torch.int32)
     copies = {
@@ -227,7 +227,7 @@ def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, capab
         exchange.FETCH_AGAIN: (table, ids, None, came, None, None),
         exchange.RETURN: (came, ids, beside, came, None, beside),
     }  # fmt: skip
-    found = {kind: exchange.copy_launch(kind, *given, sizes, capability) for kind, given in copies.items()}
+    found = {kind: exchange.copy_launch(kind, x.shape[1], *given, sizes, capability) for kind, given in copies.items()}
     found["add"] = exchange.add_launch(came, table, index, beside, table, x, weights, sizes, capability)
     return {f"experts' exchange, {name}": launch for name, launch in found.items()}
 

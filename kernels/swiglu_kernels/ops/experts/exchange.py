@@ -98,7 +98,7 @@ def _add_kernel(
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RankSizes:
     """What all ranks have alike, and which of them this is."""
 
     ranks: int
@@ -130,8 +130,8 @@ their gradients, for which the ids are here, from there."""
 
 
 def copy_launch(
-    kind: str, rows: torch.Tensor, index: torch.Tensor, values: torch.Tensor | None, out: torch.Tensor,
-    kept: torch.Tensor | None, values_out: torch.Tensor | None, sizes: Sizes, capability: Capability | None = None,
+    kind: str, columns: int, rows: torch.Tensor, index: torch.Tensor, values: torch.Tensor | None, out: torch.Tensor,
+    kept: torch.Tensor | None, values_out: torch.Tensor | None, size: RankSizes, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that copies rows of one of the four kinds.
 
@@ -139,27 +139,27 @@ def copy_launch(
     as FETCH_AGAIN its rows and values. out, kept, values_out: what is written, contiguous; kept is for PUBLISH and
     FETCH, which write ids.
     """
-    given = sizes.of_launch(out.shape[1], out.device, capability)
+    given = size.of_launch(columns, out.device, capability)
     far, publishes = kind in (FETCH, FETCH_AGAIN), kind == PUBLISH
     if publishes:  # the tokens are this rank's, which stand in for all ranks'
         given |= {"RANKS": 1, "RANK": 0}
-    first, count = 0, sizes.experts
+    first, count = 0, size.experts
     if publishes:
-        count = sizes.experts * sizes.ranks
+        count = size.experts * size.ranks
     elif kind == FETCH:
-        first = sizes.rank * sizes.experts
+        first = size.rank * size.experts
     arguments: dict[str, Any] = given | {
         "rows_ptr": rows, "index_ptr": index, "values_ptr": values, "out_ptr": out, "kept_ptr": kept,
-        "values_out_ptr": values_out, "tokens": index.shape[0] if publishes else sizes.most, "first": first,
-        "count": count, "skip": sizes.rank if kind == RETURN else -1, "FAR": far, "FAR_INDEX": kind == FETCH,
+        "values_out_ptr": values_out, "tokens": index.shape[0] if publishes else size.most, "first": first,
+        "count": count, "skip": size.rank if kind == RETURN else -1, "FAR": far, "FAR_INDEX": kind == FETCH,
     }  # fmt: skip
-    grid = (sizes.most * given["RANKS"], triton.cdiv(out.shape[1], given["BLOCK"]))
+    grid = (size.most * given["RANKS"], triton.cdiv(columns, given["BLOCK"]))
     return Launch(_copy_kernel, grid, arguments, num_warps=4, num_stages=1)
 
 
 def add_launch(
     own: torch.Tensor, table: torch.Tensor, index: torch.Tensor, own_values: torch.Tensor | None,
-    values_table: torch.Tensor | None, out: torch.Tensor, values_out: torch.Tensor | None, sizes: Sizes,
+    values_table: torch.Tensor | None, out: torch.Tensor, values_out: torch.Tensor | None, size: RankSizes,
     capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that adds up what the ranks have for this rank's tokens.
@@ -167,9 +167,9 @@ def add_launch(
     own, own_values: [ranks * most, H] and [ranks * most, k], this rank's; table, values_table: addresses of the other
     ranks', int64 [ranks]. index: [T, k], contiguous. out, values_out: [T, H] and [T, k], contiguous.
     """
-    arguments = sizes.of_launch(out.shape[1], out.device, capability) | {
+    arguments = size.of_launch(out.shape[1], out.device, capability) | {
         "own_ptr": own, "table_ptr": table, "index_ptr": index, "own_values_ptr": own_values,
-        "values_table_ptr": values_table, "out_ptr": out, "values_out_ptr": values_out, "experts": sizes.experts,
+        "values_table_ptr": values_table, "out_ptr": out, "values_out_ptr": values_out, "experts": size.experts,
     }  # fmt: skip
     grid = (out.shape[0], triton.cdiv(out.shape[1], arguments["BLOCK"]))
     return Launch(_add_kernel, grid, arguments, num_warps=4, num_stages=1)

@@ -19,7 +19,7 @@ rank has for each other, and buffers have as many rows as came.
 import functools
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from swiglu_kernels.ops.experts import exchange
-from swiglu_kernels.ops.experts.exchange import Sizes
+from swiglu_kernels.ops.experts.exchange import RankSizes
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
@@ -46,24 +46,15 @@ PATIENCE = timedelta(minutes=10)
 """With a rank that does not come, where its group does not say."""
 ALIGN = 256
 """Bytes: where each part of the memory that all ranks read begins."""
-
-
-class Route(Protocol):
-    """How the rows of one call travel. A route that scatters knows its ids after the first time."""
-
-    ids: Tensor
-    """[rows, k] int32: of the rows that came, the number of each expert on this rank, or -1."""
-
-    def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return what came of the ranks' rows [T, H] and values [T, k]; of rows without ids, anything."""
-
-    def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return for each token the sum of what the ranks have for it, [T, H] and [T, k]."""
+MOST_KINDS = 8
+"""Of calls whose memory is kept for each group, besides those that graphs were recorded of."""
+Dtypes = tuple[torch.dtype, torch.dtype]
+"""Of x and of the routing weights."""
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, route: Route, x: Tensor, weights: Tensor) -> Any:
+    def forward(ctx: Any, route: Any, x: Tensor, weights: Tensor) -> Any:
         ctx.route = route
         return route.scatter(x, weights)
 
@@ -75,7 +66,7 @@ class _Scatter(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, route: Route, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, route: Any, rows: Tensor) -> Tensor:
         ctx.route = route
         return route.gather(rows, None)[0]
 
@@ -88,139 +79,127 @@ class _Gather(torch.autograd.Function):
 # Symmetric memory
 
 
-class Workspace:
-    """Memory of a group of which every rank can read every other's."""
+class Shared:
+    """Memory of a group for calls of one kind, of which every rank can read every other's."""
 
-    def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+    def __init__(self, group: Group, device: torch.device, size: RankSizes, columns: int, dtypes: Dtypes) -> None:
         """Allocate it, which all ranks do together."""
-        from torch.distributed import _symmetric_memory
-
-        self._tensor = _symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
-        self._handle = _symmetric_memory.rendezvous(self._tensor, group.group_name)
-        self._ranks, self._timeout_ms = group.size(), _timeout_ms(group, device)
-        self._last: tuple[object, str] | None = None
-        """Whose layout, and which side of it, was read since all ranks last waited for each other."""
-        self._recorded = False
-
-    def table(self, offset: int) -> Tensor:
-        """Return the address of a part on each rank, int64 [ranks]."""
-        of_ranks = [self._handle.get_buffer(rank, (16,), torch.uint8, offset) for rank in range(self._ranks)]
-        return torch.tensor([part.data_ptr() for part in of_ranks], device=self._tensor.device)
-
-    def own(self, offset: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Return this rank's part."""
-        return self._tensor[offset : offset + shape[0] * shape[1] * dtype.itemsize].view(dtype).view(shape)
-
-    def begin(self, layout: object, side: str) -> None:
-        """Wait until no rank reads what is to be written.
-
-        The wait between two exchanges on different sides of a layout is enough for that. What a graph repeats, nobody
-        here sees: from the first recording on, every exchange waits.
-        """
-        self._recorded = self._recorded or torch.cuda.is_current_stream_capturing()
-        if self._recorded or self._last is None or self._last[0] is not layout or self._last[1] == side:
-            self._wait()
-        self._last = layout, side
-
-    def _wait(self) -> None:
-        self._handle.barrier(channel=0, timeout_ms=self._timeout_ms)
-
-    meet = _wait
-    """Wait until all ranks have written."""
-
-
-class Layout:
-    """Where a workspace holds what travels in calls of one size."""
-
-    def __init__(self, workspace: Workspace, sizes: Sizes, columns: int, dtypes: tuple[torch.dtype, torch.dtype]):
-        self.workspace, self.sizes = workspace, sizes
-        (rows, values), slots, offset = dtypes, sizes.slots, 0
+        (rows, values), slots, offset = dtypes, size.slots, 0
+        parts = {
+            "tokens": (rows, size.most, columns), "ids": (torch.int32, size.most, slots),
+            "values": (values, size.most, slots), "results": (rows, size.rows, columns),
+            "results' values": (values, size.rows, slots),
+        }  # fmt: skip
+        offsets = [0]
+        for dtype, height, width in parts.values():
+            offsets.append(offsets[-1] + -(-height * width * dtype.itemsize // ALIGN) * ALIGN)
+        memory, addresses = self._meet(group, device, offsets[-1])
+        self.size = size
         self.own: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
-        for name, dtype, shape in (
-            ("tokens", rows, (sizes.most, columns)), ("ids", torch.int32, (sizes.most, slots)),
-            ("values", values, (sizes.most, slots)), ("results", rows, (sizes.rows, columns)),
-            ("results' values", values, (sizes.rows, slots)),
-        ):  # fmt: skip
-            self.own[name], self.tables[name] = workspace.own(offset, shape, dtype), workspace.table(offset)
-            offset += -(-shape[0] * shape[1] * dtype.itemsize // ALIGN) * ALIGN
+        """By part: where this rank writes, and its address on each rank, int64 [ranks]."""
+        for (name, (dtype, height, width)), offset in zip(parts.items(), offsets, strict=False):
+            self.own[name] = memory[offset:][: height * width * dtype.itemsize].view(dtype)
+            self.tables[name] = torch.tensor([address + offset for address in addresses], device=device)
+        self._side, self.recorded = "", False
 
+    def _meet(self, group: Group, device: torch.device, size_bytes: int) -> tuple[Tensor, list[int]]:
+        """Return this rank's memory, and each rank's address as this one sees it."""
+        from torch.distributed import _symmetric_memory
 
-def _bytes(sizes: Sizes, columns: int, dtypes: tuple[torch.dtype, torch.dtype]) -> int:
-    """Return a power of two that holds such a layout."""
-    each = columns * dtypes[0].itemsize + sizes.slots * (4 + dtypes[1].itemsize)
-    return 1 << (each * (sizes.most + sizes.rows) + 5 * ALIGN - 1).bit_length()
+        memory = _symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
+        handle = _symmetric_memory.rendezvous(memory, group.group_name)
+        options = getattr(group._get_backend(device), "options", None)
+        timeout_ms = int(getattr(options, "_timeout", PATIENCE).total_seconds() * 1000)
+        self.wait = functools.partial(handle.barrier, channel=0, timeout_ms=timeout_ms)
+        return memory, [handle.get_buffer(rank, (1,), torch.uint8).data_ptr() for rank in range(group.size())]
+
+    def begin(self, side: str) -> None:
+        """Wait until no rank reads what is to be written, "tokens" or "results".
+
+        Between exchanges of both sides in turn, the wait in each is enough for that. What a graph repeats, nobody here
+        sees: from the first recording on, every exchange waits before it as well.
+        """
+        self.recorded = self.recorded or torch.cuda.is_current_stream_capturing()
+        if self.recorded or self._side in ("", side):
+            self.wait()
+        self._side = side
 
 
 class Symmetric:
-    """A Route through memory that all ranks read."""
+    """Lets the rows of one call travel through memory that all ranks read."""
 
-    def __init__(self, index: Tensor, layout: Layout) -> None:
-        self._index, self._layout, self._sizes = index, layout, layout.sizes
+    def __init__(self, index: Tensor, shared: Shared) -> None:
+        self._index, self._shared = index, shared
         self.ids = index.new_empty(0, dtype=torch.int32)
 
     def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As Route has it."""
-        layout, sizes = self._layout, self._sizes
-        own, tables, width = layout.own, layout.tables, rows.shape[1]
-        came = rows.new_empty(sizes.rows, width)
-        beside = None if values is None else values.new_empty(sizes.rows, sizes.slots)
-        published, ids = own["tokens"].view(-1)[: sizes.most * width].view(-1, width), own["ids"]
-        layout.workspace.begin(layout, "tokens")
-        of_values = None if values is None else own["values"]
-        run(exchange.copy_launch, exchange.PUBLISH, rows, self._index, values, published, ids, of_values, sizes)
-        layout.workspace.meet()
-        of_values = None if values is None else tables["values"]
-        given, kind, kept = self.ids, exchange.FETCH_AGAIN, None
-        if not len(self.ids):
-            self.ids = kept = self.ids.new_empty(came.shape[0], sizes.slots)
-            given, kind = tables["ids"], exchange.FETCH
-        run(exchange.copy_launch, kind, tables["tokens"], given, of_values, came, kept, beside, sizes)
-        return came, beside
+        """Return all ranks' rows and values, at rank * most + token, but of rows that no expert here has, anything."""
+        shared, size, own = self._shared, self._shared.size, self._shared.own
+        came, beside = (None if of is None else of.new_empty(size.rows, of.shape[1]) for of in (rows, values))
+        into, of_values = (None if values is None else part["values"] for part in (own, shared.tables))
+        shared.begin("tokens")
+        published = rows, self._index, values, own["tokens"], own["ids"], into
+        run(exchange.copy_launch, exchange.PUBLISH, rows.shape[1], *published, size)
+        shared.wait()
+        kind, ids, kept = exchange.FETCH_AGAIN, self.ids, None
+        if not len(ids):
+            self.ids = kept = ids.new_empty(size.rows, size.slots)
+            kind, ids = exchange.FETCH, shared.tables["ids"]
+        fetched = shared.tables["tokens"], ids, of_values, came, kept, beside
+        run(exchange.copy_launch, kind, rows.shape[1], *fetched, size)
+        return came, beside  # type: ignore[return-value]
 
     def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As Route has it."""
-        layout, sizes = self._layout, self._sizes
-        own, tables, width, tokens = layout.own, layout.tables, rows.shape[1], self._index.shape[0]
-        out = rows.new_empty(tokens, width)
-        beside = None if values is None else values.new_empty(tokens, sizes.slots)
-        published = own["results"].view(-1)[: sizes.rows * width].view(-1, width)
-        layout.workspace.begin(layout, "results")
-        of_values = None if values is None else own["results' values"]
-        run(exchange.copy_launch, exchange.RETURN, rows, self.ids, values, published, None, of_values, sizes)
-        layout.workspace.meet()
-        of_values = None if values is None else tables["results' values"]
-        run(exchange.add_launch, rows, tables["results"], self._index, values, of_values, out, beside, sizes)
-        return out, beside
+        """Return for each token of this rank the sum of what the ranks have for it."""
+        shared, own = self._shared, self._shared.own
+        out, beside = (None if of is None else of.new_empty(len(self._index), of.shape[1]) for of in (rows, values))
+        into, of_values = (None if values is None else part["results' values"] for part in (own, shared.tables))
+        shared.begin("results")
+        returned = rows, self.ids, values, own["results"], None, into
+        run(exchange.copy_launch, exchange.RETURN, rows.shape[1], *returned, shared.size)
+        shared.wait()
+        run(
+            exchange.add_launch,
+            rows,
+            shared.tables["results"],
+            self._index,
+            values,
+            of_values,
+            out,
+            beside,
+            shared.size,
+        )
+        return out, beside  # type: ignore[return-value]
 
 
-_layouts: dict[tuple[Any, ...], Layout] = {}
-_workspaces: dict[tuple[Any, ...], Workspace] = {}
+_shared: dict[tuple[Any, ...], Shared] = {}
 
 
-def _layout(group: Group, device: torch.device, sizes: Sizes, columns: int, dtypes: Any) -> Layout:
-    """Return the layout of such calls, which all ranks make together when they first meet one.
+def _shared_for(group: Group, device: torch.device, size: RankSizes, columns: int, dtypes: Dtypes) -> Shared:
+    """Return the memory of such calls, which all ranks allocate together when they first meet one.
 
     Raises:
         ValueError: the ranks' calls are not of one kind.
         RuntimeError: there is none yet, and a graph is being recorded.
     """
-    of_group = group, device
-    key = *of_group, sizes, columns, dtypes
-    if key not in _layouts:
+    key = group, device, size, columns, dtypes
+    if key not in _shared:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("swiglu_experts_parallel: call it once with these sizes before recording a CUDA graph")
-        kinds = _all(group, (sizes.experts, sizes.most, sizes.slots, columns, str(dtypes)))
+        if device.type == "cuda":  # before what is oldest is freed, nobody reads it
+            torch.cuda.synchronize(device)
+        kinds = _all(group, (size.experts, size.most, size.slots, columns, str(dtypes)))
         if any(kind != kinds[0] for kind in kinds):
             raise ValueError(
                 f"the ranks call with different (experts, tokens, k, hidden, dtypes): {sorted(set(kinds))}; "
                 "where their tokens differ, pass tokens_per_rank, the most of any rank"
             )
-        size_bytes = _bytes(sizes, columns, dtypes)
-        if (*of_group, size_bytes) not in _workspaces:
-            _workspaces[*of_group, size_bytes] = Workspace(group, device, size_bytes)
-        _layouts[key] = Layout(_workspaces[*of_group, size_bytes], sizes, columns, dtypes)
-    return _layouts[key]
+        free = [known for known, shared in _shared.items() if known[0] is group and not shared.recorded]
+        if len(free) >= MOST_KINDS:
+            del _shared[free[0]]
+        _shared[key] = Shared(group, device, size, columns, dtypes)
+    return _shared[key]
 
 
 def _all(group: Group, value: Any) -> list[Any]:
@@ -230,21 +209,15 @@ def _all(group: Group, value: Any) -> list[Any]:
     return found
 
 
-def _timeout_ms(group: Group, device: torch.device) -> int:
-    """Return how long a rank waits for another, as the group has it."""
-    options = getattr(group._get_backend(device), "options", None)
-    return int(getattr(options, "_timeout", PATIENCE).total_seconds() * 1000)
-
-
 @functools.cache
 def _why_not_symmetric(group: Group, device: torch.device) -> str | None:
     """Say why a group's ranks cannot read each other's memory, or None; all ranks ask together, and try it once."""
     hosts = set(_all(group, socket.gethostname()))
     if len(hosts) > 1:
         return f"the ranks are on {len(hosts)} hosts"
+    reason = None
     try:
-        Workspace(group, device, ALIGN)
-        reason = None
+        Shared(group, device, RankSizes(group.size(), group.rank(), 1, 1, 1), 1, (torch.bfloat16, torch.float32))
     except (RuntimeError, ImportError, AttributeError, TypeError) as error:
         reason = f"PyTorch's symmetric memory does not work here: {str(error).splitlines()[0]}"
     return next(filter(None, _all(group, reason)), None)
@@ -252,10 +225,8 @@ def _why_not_symmetric(group: Group, device: torch.device) -> str | None:
 
 def why_not_symmetric(x: Tensor, group: Group) -> str | None:
     """Say why rows of x cannot travel through symmetric memory, or None; all ranks of the group ask together."""
-    if x.device.type != "cuda":
-        return f"x is on a {x.device.type.upper()}"
-    if backend_for(x) != "triton":
-        return "no Triton kernels run here"
+    if x.device.type != "cuda" or backend_for(x) != "triton":
+        return f"it needs GPUs and kernels of Triton, and x is on a {x.device.type.upper()}"
     return _why_not_symmetric(group, x.device)
 
 
@@ -263,7 +234,7 @@ def why_not_symmetric(x: Tensor, group: Group) -> str | None:
 
 
 class AllToAll:
-    """A Route by all-to-all, whose host waits once for the counts."""
+    """Lets the rows of one call travel by all-to-all; the host waits once for the counts."""
 
     def __init__(self, index: Tensor, group: Group, experts: int) -> None:
         self._group, ranks = group, group.size()
@@ -279,12 +250,12 @@ class AllToAll:
         self.ids = torch.where((ids >= 0) & (ids < experts), ids, -1).to(torch.int32)
 
     def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As Route has it."""
+        """Return the rows and values that came, in the order of ranks and then of tokens."""
         came = self._moved(rows[self._token], False)
         return came, None if values is None else self._moved(values[self._token], False)
 
     def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As Route has it."""
+        """Return for each token of this rank the sum of what the ranks have for it."""
         return self._added(rows), None if values is None else self._added(values)
 
     def _moved(self, rows: Tensor, back: bool) -> Tensor:
@@ -383,11 +354,10 @@ def swiglu_experts_parallel(
     most = tokens if tokens_per_rank is None else tokens_per_rank
     if most < tokens:
         raise ValueError(f"tokens_per_rank: expected at least the {tokens} tokens of x, got {most}")
-    route: Route
+    route: Symmetric | AllToAll
     if transport_for(x, group, transport)[0] == SYMMETRIC and most and slots:
-        sizes = Sizes(ranks, group.rank(), experts, most, slots)
-        columns = max(rows.shape[1], w_down.shape[1])
-        route = Symmetric(index, _layout(group, x.device, sizes, columns, (rows.dtype, weights.dtype)))
+        size, columns = RankSizes(ranks, group.rank(), experts, most, slots), max(rows.shape[1], w_down.shape[1])
+        route = Symmetric(index, _shared_for(group, x.device, size, columns, (rows.dtype, weights.dtype)))
     else:
         route = AllToAll(index, group, experts)
     came, beside = _Scatter.apply(route, rows, weights)

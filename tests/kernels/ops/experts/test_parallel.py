@@ -6,6 +6,7 @@ share; on two GPUs by both transports. Run as a script, this file is one of the 
 """
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -124,29 +125,18 @@ def stepped(part: dict[str, Any], **options: Any) -> dict[str, torch.Tensor]:
     return {"out": out.detach()} | {name: part[name].grad for name in LEAVES}
 
 
-class SharedFiles:
-    """In the place of `Workspace`, for processes of one machine without GPUs."""
+NUMBERS = itertools.count()
 
-    folder: Path
-    number = 0
 
-    def __init__(self, group: Any, device: torch.device, size_bytes: int) -> None:
-        name = f"memory-{SharedFiles.number}-{dist.get_process_group_ranks(group)[0]}"
-        path, self._group, self._last = self.folder / name, group, None
-        SharedFiles.number += 1
-        self._parts = [
-            torch.from_file(f"{path}-{rank}", shared=True, size=size_bytes, dtype=torch.uint8)
-            for rank in range(group.size())
-        ]
-        self._tensor = self._parts[group.rank()]
-        self._tensor.fill_(0xFF)  # NaN
-        dist.barrier(group)
-
-    def table(self, offset: int) -> torch.Tensor:
-        return torch.tensor([part.data_ptr() + offset for part in self._parts])
-
-    def meet(self) -> None:
-        dist.barrier(self._group)
+def meet_in_files(shared: Any, group: Any, device: torch.device, size_bytes: int) -> tuple[torch.Tensor, list[int]]:
+    """In the place of `Shared._meet`, for processes of one machine without GPUs: memory that begins as NaN."""
+    name = f"memory-{next(NUMBERS)}-{dist.get_process_group_ranks(group)[0]}"
+    paths = [Path(os.environ["FOLDER"]) / f"{name}-{rank}" for rank in range(group.size())]
+    shared.parts = [torch.from_file(str(path), True, size_bytes, dtype=torch.uint8) for path in paths]
+    shared.parts[group.rank()].fill_(0xFF)
+    shared.wait = partial(dist.barrier, group)
+    shared.wait()
+    return shared.parts[group.rank()], [part.data_ptr() for part in shared.parts]
 
 
 def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, Any]:
@@ -154,13 +144,8 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
     from swiglu_kernels.ops.experts import parallel
 
     if device == "cpu":
-        from swiglu_kernels.ops.experts.parallel import Workspace
-
-        SharedFiles.folder = folder
-        for name in ("own", "begin"):
-            setattr(SharedFiles, name, getattr(Workspace, name))
-        SharedFiles._wait, SharedFiles._recorded = SharedFiles.meet, False
-        parallel.Workspace, torch.cuda.is_current_stream_capturing = SharedFiles, lambda: False
+        os.environ["FOLDER"] = str(folder)
+        parallel.Shared._meet, torch.cuda.is_current_stream_capturing = meet_in_files, lambda: False
     found: dict[Any, Any] = {}
     for transport in (parallel.ALL_TO_ALL, parallel.SYMMETRIC):
         if device == "cpu":
