@@ -266,13 +266,8 @@ def take_part(send: Send, work: Work, cases: Sequence[SplitCase], skipped: Mappi
 
 def as_data(row: Record) -> dict[str, Any]:
     """A row with its samples as plain data."""
-    return {
-        "columns": row.row(),
-        "baseline": row.baseline,
-        "samples_ms": row.samples_ms,
-        "twin_ms": row.twin_ms,
-        "series": dict(row.series),
-    }
+    samples = {"samples_ms": row.samples_ms, "twin_ms": row.twin_ms, "series": dict(row.series)}
+    return {"columns": row.row(), "baseline": row.baseline, **samples}
 
 
 def from_data(data: dict[str, Any], settings: Settings) -> Record:
