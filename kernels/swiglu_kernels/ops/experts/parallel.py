@@ -52,28 +52,19 @@ Dtypes = tuple[torch.dtype, torch.dtype]
 """Of x and of the routing weights."""
 
 
-class _Scatter(torch.autograd.Function):
+class _Travel(torch.autograd.Function):
+    """What a route does one way, whose gradients it takes the other way."""
+
     @staticmethod
-    def forward(ctx: Any, route: Any, x: Tensor, weights: Tensor) -> Any:
-        ctx.route = route
-        return route.scatter(x, weights)
+    def forward(ctx: Any, route: Any, way: str, rows: Tensor, values: Tensor | None) -> Any:
+        ctx.route, ctx.back = route, "gather" if way == "scatter" else "scatter"
+        return getattr(route, way)(rows, values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, rows: Tensor, values: Tensor) -> Any:
-        return None, *ctx.route.gather(rows.contiguous(), values.contiguous())
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, route: Any, rows: Tensor) -> Tensor:
-        ctx.route = route
-        return route.gather(rows, None)[0]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, ctx.route.scatter(gradient.contiguous(), None)[0]
+    def backward(ctx: Any, rows: Tensor, values: Tensor | None) -> Any:
+        gradients = rows.contiguous(), None if values is None else values.contiguous()
+        return None, None, *getattr(ctx.route, ctx.back)(*gradients)
 
 
 # Symmetric memory
@@ -277,12 +268,8 @@ class AllToAll:
 
 
 def group_of(group: Group | DeviceMesh | None) -> Group:
-    """Return the group of a mesh of one dimension, or of all ranks for None. Raises ValueError for another mesh."""
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise ValueError(f"group: expected a mesh of one dimension, as mesh['ep'] is, got {group.ndim}")
-        return group.get_group()
-    found = dist.group.WORLD if group is None else group
+    """Return the process group of a mesh of one dimension, or of all ranks for None."""
+    found = group.get_group() if isinstance(group, DeviceMesh) else dist.group.WORLD if group is None else group
     if not isinstance(found, Group):
         raise ValueError("group: expected a process group that this rank is in; is torch.distributed initialised?")
     return found
@@ -360,6 +347,6 @@ def swiglu_experts_parallel(
         route = Symmetric(index, _shared_for(group, x.device, size, columns, (rows.dtype, weights.dtype)))
     else:
         route = AllToAll(index, group, experts)
-    came, beside = _Scatter.apply(route, rows, weights)
+    came, beside = _Travel.apply(route, "scatter", rows, weights)
     results = swiglu_experts(came, w_gate_up, w_down, route.ids, beside, **options)
-    return like_leading(_Gather.apply(route, results), x)
+    return like_leading(_Travel.apply(route, "gather", results, None)[0], x)

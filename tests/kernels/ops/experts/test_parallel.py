@@ -8,8 +8,10 @@ share; on two GPUs by both transports. Run as a script, this file is one of the 
 import dataclasses
 import itertools
 import os
+import re
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -139,6 +141,11 @@ def meet_in_files(shared: Any, group: Any, device: torch.device, size_bytes: int
     return shared.parts[group.rank()], [part.data_ptr() for part in shared.parts]
 
 
+def transports(device: str, world: int) -> tuple[str, ...]:
+    """Kernels are interpreted in two processes alone."""
+    return ("all-to-all",) if (device, world) == ("cpu", 4) else ("all-to-all", "symmetric")
+
+
 def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, Any]:
     """What this rank finds in each case by each transport."""
     from swiglu_kernels.ops.experts import parallel
@@ -147,7 +154,7 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
         os.environ["FOLDER"] = str(folder)
         parallel.Shared._meet, torch.cuda.is_current_stream_capturing = meet_in_files, lambda: False
     found: dict[Any, Any] = {}
-    for transport in (parallel.ALL_TO_ALL, parallel.SYMMETRIC):
+    for transport in transports(device, world):
         if device == "cpu":
             parallel.why_not_symmetric = lambda x, group, why=transport == parallel.ALL_TO_ALL: (
                 "no GPU" if why else None
@@ -162,24 +169,30 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
 WAYS = ("plain", "recomputed", "compiled", "in fsdp", "of transformers")
 
 
+def model_of(layer: Layer) -> Any:
+    """A patched model of transformers with such experts."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from swiglu_kernels import patch_model
+
+    count, hidden, intermediate = layer.w_down.shape
+    config = Qwen3MoeConfig(
+        num_experts=count, hidden_size=hidden, moe_intermediate_size=intermediate, num_hidden_layers=1, vocab_size=8,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=8, intermediate_size=8,
+        num_experts_per_tok=layer.index.shape[1],
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    patch_model(model)
+    return model
+
+
 def module_of(way: str, layer: Layer) -> Any:
     """With all experts, and no weights gradient yet."""
     from swiglu_kernels import FusedSwiGLUExperts
 
     count, hidden, intermediate = layer.w_down.shape
     if way == "of transformers":
-        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-        from swiglu_kernels import patch_model
-
-        sizes = {"num_experts": count, "hidden_size": hidden, "moe_intermediate_size": intermediate}
-        config = Qwen3MoeConfig(
-            **sizes, num_hidden_layers=1, vocab_size=8, num_attention_heads=1, num_key_value_heads=1, head_dim=8,
-            intermediate_size=8, num_experts_per_tok=layer.index.shape[1],
-        )  # fmt: skip
-        model = Qwen3MoeForCausalLM(config)
-        patch_model(model)
-        module = model.model.layers[0].mlp.experts
+        module = model_of(layer).model.layers[0].mlp.experts
     else:
         module = FusedSwiGLUExperts(hidden, intermediate, count, bias=True)
     weights = {"gate_up_proj": layer.w_gate_up, "down_proj": layer.w_down}
@@ -200,7 +213,7 @@ def modules_of(rank: int, world: int) -> dict[str, dict[str, torch.Tensor]]:
 
     layer, found = drawn("random", world, "cpu"), {}
     part = parts_of(layer, rank, world, "random", "cpu")
-    for way in WAYS:
+    for way in ("in fsdp",) if world == 4 else WAYS:
         module, replicas = module_of(way, layer), 2 if way == "in fsdp" and world == 4 else 1
         keys = list(module.state_dict())
         mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("dp", "ep"))
@@ -222,17 +235,68 @@ def modules_of(rank: int, world: int) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
-def main(rank: int, world: int, folder: Path, device: str) -> None:
+def refusals(rank: int) -> None:
+    """What a call, the style and `explain_experts` say, on two ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from swiglu_kernels import FusedSwiGLUExperts, explain_experts, unpatch
+    from swiglu_kernels.nn.parallel import SwiGLUExpertsParallel
+    from swiglu_kernels.ops.experts import parallel
+
+    layer, mesh = drawn("random", 2, "cpu"), init_device_mesh("cpu", (2,))
+    part = parts_of(layer, rank, 2, "random", "cpu")
+    fewer = part | {name: part[name][: 3 - rank] for name in ("x", "weights", "index")}
+    module = parallelize_module(module_of("plain", layer), mesh, SwiGLUExpertsParallel(transport="all-to-all"))
+    assert module(part["x"], part["index"], part["weights"]).isfinite().all()
+    sentences = {
+        "tokens_per_rank: expected at least the 6 tokens of x, got 5": lambda: called(part, tokens_per_rank=5),
+        "transport: expected one of 'symmetric', 'all-to-all', got 'pigeon'": lambda: called(part, transport="pigeon"),
+        "the ranks call with different (experts, tokens, k, hidden, dtypes): [(4, 2, 3, 24": lambda: called(fewer),
+        "expected experts that patch_model has set to its kernels, got Linear": lambda: parallelize_module(
+            torch.nn.Linear(2, 2), mesh, SwiGLUExpertsParallel()
+        ),
+        "divisible by the 2 ranks, got 3": lambda: parallelize_module(
+            FusedSwiGLUExperts(8, 8, 3), mesh, SwiGLUExpertsParallel()
+        ),
+        "it is split over ranks already, (2 ranks)": lambda: parallelize_module(module, mesh, SwiGLUExpertsParallel()),
+    }
+    for sentence, call in sentences.items():
+        with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
+            call()
+    operands = part["x"], part["w_gate_up"], part["w_down"], part["index"], part["weights"]
+    lines = explain_experts(*operands, group=mesh).splitlines()
+    assert len(lines) == 3
+    assert "through symmetric memory" in lines[0]
+    parallel.why_not_symmetric = lambda x, group: "no GPU"
+    assert "by all-to-all, for whose counts the host waits (no GPU)" in explain_experts(*operands, group=mesh)
+    with pytest.raises(ValueError, match="expected 'all-to-all' or None, got 'symmetric': no GPU"):
+        called(part, transport="symmetric")
+    model = model_of(layer)
+    parallelize_module(model.model.layers[0].mlp.experts, mesh, SwiGLUExpertsParallel())
+    assert "split over ranks" in str(unpatch(model))
+
+
+def main(rank: int, world: int, folder: Path, device: str, how: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
-    else:
+    elif world == 2:
         quicken()
-    where, patience = f"file://{folder / 'rendezvous'}", timedelta(seconds=PATIENCE_S / 2)
+    where, patience = f"file://{folder / 'rendezvous'}", timedelta(seconds=PATIENCE_S / 2 if how == "works" else 8)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=where, rank=rank, world_size=world, timeout=patience)
+    if how == "dies":
+        part = parts_of(drawn("random", world, device), rank, world, "random", device)
+        called(part)
+        if rank == 1:
+            os._exit(3)
+        print(called(part).sum().item())
+        os._exit(0)
     found = results_of(rank, world, folder, device)
     if device == "cpu":
         found["modules"] = modules_of(rank, world)
+    if (device, world) == ("cpu", 2):
+        refusals(rank)
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -251,33 +315,40 @@ def place(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
 
-@pytest.fixture(scope="module")
-def results(place: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """What the processes found, by rank."""
-    (device, world), folder = place, tmp_path_factory.mktemp("processes")
+def launched(device: str, world: int, folder: Path, how: str) -> list[tuple[int, str]]:
+    """Exit statuses and outputs of processes, by rank."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     if device == "cpu":
-        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"TRITON_INTERPRET": str(int(world == 2)), "CUDA_VISIBLE_DEVICES": ""}
     environment = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"} | environment
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    commands = [[sys.executable, __file__, str(rank), str(world), str(folder), device] for rank in range(world)]
+    commands = [[sys.executable, __file__, str(rank), str(world), str(folder), device, how] for rank in range(world)]
     processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for command in commands]
     try:
         outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
-    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def results(place: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """What the processes found, by rank."""
+    folder = tmp_path_factory.mktemp("processes")
+    for status, output in launched(*place, folder, "works"):
+        assert status == 0, output
+    return [torch.load(folder / f"{rank}.pt") for rank in range(place[1])]
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("transport", ["all-to-all", "symmetric"])
 def test_output_and_gradients_are_those_of_one_process(place, results, transport, case) -> None:
     device, world = place
+    if transport not in transports(device, world):
+        pytest.skip("kernels are interpreted in two processes alone")
     truth = alone(drawn(case, world, device))
     tolerance = 2e-2 if device == "cuda" else 1e-5
     for name, right in truth.items():
@@ -285,6 +356,21 @@ def test_output_and_gradients_are_those_of_one_process(place, results, transport
         assert got.shape == right.shape
         assert got.isfinite().all(), name
         assert (got - right).norm() <= tolerance * max(right.norm(), 1e-3), name
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(2))])
+def test_where_a_rank_dies_the_others_end_in_time_with_their_last_words(device: str, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    (status, output), (died, _) = launched(device, 2, tmp_path, "dies")
+    assert died == 3
+    assert status not in (0, None)
+    assert "Error" in output
+    assert time.monotonic() - begin < PATIENCE_S / 2
+
+
+def test_without_a_group_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="a process group that this rank is in"):
+        called(parts_of(drawn("random", 2, "cpu"), 0, 2, "random", "cpu"))
 
 
 NAMES = {
@@ -298,8 +384,8 @@ NAMES = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_split_module_computes_what_the_whole_one_does(place, results, way) -> None:
     device, world = place
-    if device == "cuda":
-        pytest.skip("the style is tested on CPUs")
+    if device == "cuda" or (world == 4 and way != "in fsdp"):
+        pytest.skip("the style is tested on CPUs, in four processes with FSDP alone")
     layer = drawn("random", world, device)
     if way == "of transformers":
         layer.biases = {name: bias * 0 for name, bias in layer.biases.items()}
@@ -311,4 +397,4 @@ def test_a_split_module_computes_what_the_whole_one_does(place, results, way) ->
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
