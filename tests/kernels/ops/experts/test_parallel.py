@@ -163,7 +163,33 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
             part = parts_of(drawn(case, world, device), rank, world, case, device)
             most = max(counts_of(case, world)) * (40 if device == "cuda" else 1)
             found[transport, case] = stepped(part, tokens_per_rank=most)
+    if device == "cuda":
+        found["graph"] = replayed(parts_of(drawn("random", world, device), rank, world, "random", device))
     return found
+
+
+def replayed(part: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The same from a CUDA graph that was recorded with other values."""
+    x = part["x"].clone()
+    part = part | {name: part[name].requires_grad_() for name in LEAVES}
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.no_grad():
+        part["x"].zero_()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            called(part).backward(part["d_out"])
+    torch.cuda.synchronize()
+    for name in LEAVES:
+        part[name].grad = None
+    with torch.cuda.graph(graph, stream=stream):
+        out = called(part)
+        out.backward(part["d_out"])
+    with torch.no_grad():
+        part["x"].copy_(x)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    return {"out": out.detach()} | {name: part[name].grad for name in LEAVES}
 
 
 WAYS = ("plain", "recomputed", "compiled", "in fsdp", "of transformers")
@@ -366,6 +392,14 @@ def test_where_a_rank_dies_the_others_end_in_time_with_their_last_words(device: 
     assert status not in (0, None)
     assert "Error" in output
     assert time.monotonic() - begin < PATIENCE_S / 2
+
+
+def test_a_graph_computes_the_same_bits(place, results) -> None:
+    if place[0] == "cpu":
+        pytest.skip("CPUs have no CUDA graphs")
+    for result in results:
+        for name, value in result["graph"].items():
+            assert torch.equal(value, result["symmetric", "random"][name]), name
 
 
 def test_without_a_group_is_one_sentence() -> None:
