@@ -91,23 +91,18 @@ class SwiGLUParallel(ParallelStyle):
 
 
 class SwiGLUExpertsParallel(ParallelStyle):
-    """Split a module of stacked experts over the ranks of a mesh: each holds its part of the experts.
+    """Split a module of stacked experts over the ranks of a mesh: each holds its part of them, and has its own tokens.
 
-    For `parallelize_module`, on FusedSwiGLUExperts and on experts of transformers that `patch_model` or
-    `set_experts_implementation` has set to these kernels; before fully_shard (on another dimension of the mesh),
-    activation checkpointing and torch.compile, whose graph breaks at each call.
-
-    Parameters are replaced by DTensors, Shard(0); state_dict keys stay. All ranks call the module together, each with
-    its own tokens and with ids of all experts, as the router gives them. The gradients of an expert's weights are sums
-    over the tokens of all ranks: those of the sum of the ranks' losses.
+    For `parallelize_module`, on FusedSwiGLUExperts and on experts of transformers that `patch_model` has set to these
+    kernels; before fully_shard on another dimension, activation checkpointing and torch.compile, whose graph breaks at
+    each call. Parameters are replaced by DTensors, Shard(0); state_dict keys stay. Gradients are those of the sum of
+    the ranks' losses.
 
     Args:
         tokens_per_rank, transport: see `swiglu_experts_parallel`.
 
     Raises (in parallelize_module):
-        TypeError: the module is of another class, or parameters are sharded.
-        ValueError: the experts are not divisible by the number of ranks, the mesh has several dimensions, or it was
-            split before.
+        TypeError, ValueError: as SwiGLUParallel, of the number of experts.
     """
 
     def __init__(self, *, tokens_per_rank: int | None = None, transport: str | None = None) -> None:

@@ -216,19 +216,19 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             yield f"fp8 {recipe} {name}, {tokens} tokens", launch
 
 
-def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, capability: Capability) -> dict[str, Launch]:
+def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> dict[str, Launch]:
     """Between eight ranks."""
-    table, sizes = index.new_empty(8), exchange.RankSizes(8, 3, 16, *index.shape)
-    came, beside = x.new_empty(sizes.rows, x.shape[1]), weights.new_empty(sizes.rows, sizes.slots)
-    ids = index.new_empty(sizes.rows, sizes.slots, dtype=torch.int32)
+    table, size, columns = index.new_empty(8), exchange.RankSizes(8, 3, 16, *index.shape), x.shape[1]
+    came, beside = x.new_empty(size.rows, columns), weights.new_empty(size.rows, size.slots)
+    ids = index.new_empty(size.rows, size.slots, dtype=torch.int32)
     copies = {
         exchange.PUBLISH: (x, index, weights, x, ids, weights),
         exchange.FETCH: (table, table, table, came, ids, beside),
         exchange.FETCH_AGAIN: (table, ids, None, came, None, None),
         exchange.RETURN: (came, ids, beside, came, None, beside),
     }  # fmt: skip
-    found = {kind: exchange.copy_launch(kind, x.shape[1], *given, sizes, capability) for kind, given in copies.items()}
-    found["add"] = exchange.add_launch(came, table, index, beside, table, x, weights, sizes, capability)
+    found = {kind: exchange.copy_launch(kind, columns, *given, size) for kind, given in copies.items()}
+    found["add"] = exchange.add_launch(came, table, index, beside, table, x, weights, size)
     return {f"experts' exchange, {name}": launch for name, launch in found.items()}
 
 
@@ -261,7 +261,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
                 "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, routing),
                 "routing weights' gradient": portable_experts.slot_grads_launch(dots, x, b_down, weights, routing),
                 "weighted sum": combine_launch(y, weights, row, x, slots, capability),
-                **_exchange(x, weights, index, capability),
+                **_exchange(x, weights, index),
             }.items():
                 yield f"{name}, {at}", launch
         if tile_rows in (16, 32):

@@ -3,14 +3,11 @@
 Of R ranks each has E experts, numbered rank * E and on, and up to `most` tokens. A token's row travels once to each
 rank that has any of its experts:
 
-    copy   out[rank, token] = rows[rank, token] where that row is wanted: where an id of its k ids lies in
-           [first, first + count). Rows, ids and values (k numbers for each row) lie here, or `most` of them on each
-           rank; then each rank's part is read from there. Ids less `first` are written as well, -1 for the others.
+    copy   out[rank, token] = rows[rank, token] where any of the row's k ids lies in [first, first + count). Rows, ids
+           and values, k for each row, lie here or on each rank. Ids less `first` are written too, -1 for the others.
     add    out[token] = the sum over the ranks with any of the token's experts of their rows [this rank, token]
 
-Both sides of an exchange copy what they publish into memory that the other ranks can read, wait for each other
-(`parallel.py`), and copy or add what they read there. What is not wanted is neither read nor written. Sums are fp32 in
-the order of ranks: the bits are the same on every run.
+What is not wanted is neither read nor written. Sums are fp32 in the order of ranks: the bits are the same on every run.
 """
 
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.ops.experts.routing import as_mask
-from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
+from swiglu_kernels.runtime.backend import capability_of, tl, triton
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.precision import round_to
@@ -115,12 +112,12 @@ class RankSizes:
         """That may arrive: all tokens of all ranks."""
         return self.ranks * self.most
 
-    def of_launch(self, columns: int, device: torch.device, capability: Capability | None) -> dict[str, Any]:
+    def of_launch(self, columns: int, device: torch.device) -> dict[str, Any]:
         """Return what both kernels are given."""
         return {
             "most": self.most, "columns": columns, "RANKS": self.ranks, "RANK": self.rank, "SLOTS": self.slots,
             "WIDE": max(2, triton.next_power_of_2(self.slots)), "BLOCK": min(BLOCK, triton.next_power_of_2(columns)),
-            "EARLY": starts_early(capability or capability_of(device)),
+            "EARLY": starts_early(capability_of(device)),
         }  # fmt: skip
 
 
@@ -131,7 +128,7 @@ their gradients, for which the ids are here, from there."""
 
 def copy_launch(
     kind: str, columns: int, rows: torch.Tensor, index: torch.Tensor, values: torch.Tensor | None, out: torch.Tensor,
-    kept: torch.Tensor | None, values_out: torch.Tensor | None, size: RankSizes, capability: Capability | None = None,
+    kept: torch.Tensor | None, values_out: torch.Tensor | None, size: RankSizes,
 ) -> Launch:  # fmt: skip
     """Describe the launch that copies rows of one of the four kinds.
 
@@ -139,7 +136,7 @@ def copy_launch(
     as FETCH_AGAIN its rows and values. out, kept, values_out: what is written, contiguous; kept is for PUBLISH and
     FETCH, which write ids.
     """
-    given = size.of_launch(columns, out.device, capability)
+    given = size.of_launch(columns, out.device)
     far, publishes = kind in (FETCH, FETCH_AGAIN), kind == PUBLISH
     if publishes:  # the tokens are this rank's, which stand in for all ranks'
         given |= {"RANKS": 1, "RANK": 0}
@@ -160,14 +157,13 @@ def copy_launch(
 def add_launch(
     own: torch.Tensor, table: torch.Tensor, index: torch.Tensor, own_values: torch.Tensor | None,
     values_table: torch.Tensor | None, out: torch.Tensor, values_out: torch.Tensor | None, size: RankSizes,
-    capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that adds up what the ranks have for this rank's tokens.
 
     own, own_values: [ranks * most, H] and [ranks * most, k], this rank's; table, values_table: addresses of the other
     ranks', int64 [ranks]. index: [T, k], contiguous. out, values_out: [T, H] and [T, k], contiguous.
     """
-    arguments = size.of_launch(out.shape[1], out.device, capability) | {
+    arguments = size.of_launch(out.shape[1], out.device) | {
         "own_ptr": own, "table_ptr": table, "index_ptr": index, "own_values_ptr": own_values,
         "values_table_ptr": values_table, "out_ptr": out, "values_out_ptr": values_out, "experts": size.experts,
     }  # fmt: skip

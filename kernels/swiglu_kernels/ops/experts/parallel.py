@@ -1,19 +1,13 @@
 """swiglu_experts_parallel: experts that lie on several ranks, for tokens that do as well.
 
-Each rank sends a token's row once to each rank that has any of its experts, with the ids and routing weights; that rank
-runs `swiglu_experts` on the rows that came, which skips ids of other ranks and adds up its own experts' results; a row
-for each (token, rank) comes back, and the sender adds them up. Gradients go the same ways: that of `scatter` is
-`gather`, and the other way round.
+A token's row travels once to each rank that has any of its experts, with the ids and routing weights (`scatter`).
+There `swiglu_experts` skips the ids of other ranks and adds up its own experts' results, of which one row for each
+(token, rank) comes back (`gather`). The gradient of either is the other.
 
-                      scatter                              gather
-    forward           x and routing weights                the ranks' results
-    backward          the gradient of the result           the gradients of x and routing weights
-
-There are two ways for rows to travel. With symmetric memory, ranks read each other's over NVLink: both sides copy what
-the others may want into memory that all can read (`exchange.py`), wait for each other on the GPU, and read. Row
-rank * most + token of the other side is this token's whatever was routed where: nothing is counted, nothing waits for
-the host, and buffers have the rows of all ranks' tokens. With all-to-all, the host waits once for how many rows each
-rank has for each other, and buffers have as many rows as came.
+With symmetric memory, each rank copies what the others may want into memory that all can read (`exchange.py`), they
+wait for each other on the GPU, and read. A token's row lies at rank * most + token wherever it is routed: nothing is
+counted, nothing waits for the host, and buffers have rows for all ranks' tokens. With all-to-all, the host waits once
+for the counts, and buffers have the rows that came.
 """
 
 import functools
@@ -29,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from swiglu_kernels.ops.experts import exchange
 from swiglu_kernels.ops.experts.exchange import RankSizes
 from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.fp8.operation import Operand
 from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_experts, check_option
@@ -46,8 +41,6 @@ PATIENCE = timedelta(minutes=10)
 """With a rank that does not come, where its group does not say."""
 ALIGN = 256
 """Bytes: where each part of the memory that all ranks read begins."""
-MOST_KINDS = 8
-"""Of calls whose memory is kept for each group, besides those that graphs were recorded of."""
 Dtypes = tuple[torch.dtype, torch.dtype]
 """Of x and of the routing weights."""
 
@@ -75,7 +68,7 @@ class Shared:
 
     def __init__(self, group: Group, device: torch.device, size: RankSizes, columns: int, dtypes: Dtypes) -> None:
         """Allocate it, which all ranks do together."""
-        (rows, values), slots, offset = dtypes, size.slots, 0
+        (rows, values), slots = dtypes, size.slots
         parts = {
             "tokens": (rows, size.most, columns), "ids": (torch.int32, size.most, slots),
             "values": (values, size.most, slots), "results": (rows, size.rows, columns),
@@ -150,17 +143,8 @@ class Symmetric:
         returned = rows, self.ids, values, own["results"], None, into
         run(exchange.copy_launch, exchange.RETURN, rows.shape[1], *returned, shared.size)
         shared.wait()
-        run(
-            exchange.add_launch,
-            rows,
-            shared.tables["results"],
-            self._index,
-            values,
-            of_values,
-            out,
-            beside,
-            shared.size,
-        )
+        came = rows, shared.tables["results"], self._index, values, of_values
+        run(exchange.add_launch, *came, out, beside, shared.size)
         return out, beside  # type: ignore[return-value]
 
 
@@ -168,27 +152,17 @@ _shared: dict[tuple[Any, ...], Shared] = {}
 
 
 def _shared_for(group: Group, device: torch.device, size: RankSizes, columns: int, dtypes: Dtypes) -> Shared:
-    """Return the memory of such calls, which all ranks allocate together when they first meet one.
-
-    Raises:
-        ValueError: the ranks' calls are not of one kind.
-        RuntimeError: there is none yet, and a graph is being recorded.
-    """
+    """Return the memory of such calls, which all ranks allocate together when they first meet one."""
     key = group, device, size, columns, dtypes
     if key not in _shared:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("swiglu_experts_parallel: call it once with these sizes before recording a CUDA graph")
-        if device.type == "cuda":  # before what is oldest is freed, nobody reads it
-            torch.cuda.synchronize(device)
         kinds = _all(group, (size.experts, size.most, size.slots, columns, str(dtypes)))
         if any(kind != kinds[0] for kind in kinds):
             raise ValueError(
                 f"the ranks call with different (experts, tokens, k, hidden, dtypes): {sorted(set(kinds))}; "
                 "where their tokens differ, pass tokens_per_rank, the most of any rank"
             )
-        free = [known for known, shared in _shared.items() if known[0] is group and not shared.recorded]
-        if len(free) >= MOST_KINDS:
-            del _shared[free[0]]
         _shared[key] = Shared(group, device, size, columns, dtypes)
     return _shared[key]
 
@@ -276,10 +250,7 @@ def group_of(group: Group | DeviceMesh | None) -> Group:
 
 
 def transport_for(x: Tensor, group: Group, transport: str | None = None) -> tuple[str, str | None]:
-    """Return how rows of x travel between the ranks of a group, and why not through symmetric memory, or None.
-
-    Raises ValueError where symmetric memory is asked for and cannot be had.
-    """
+    """Return how rows of x travel between the ranks of a group, and why not through symmetric memory, or None."""
     if transport is not None:
         check_option("transport", transport, (SYMMETRIC, ALL_TO_ALL))
     why = "asked for" if transport == ALL_TO_ALL else why_not_symmetric(x, group)
@@ -290,7 +261,7 @@ def transport_for(x: Tensor, group: Group, transport: str | None = None) -> tupl
 
 @not_for_dynamo
 def swiglu_experts_parallel(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, top_k_index: Tensor, top_k_weights: Tensor,
+    x: Tensor, w_gate_up: Operand, w_down: Operand, top_k_index: Tensor, top_k_weights: Tensor,
     group: Group | DeviceMesh | None = None, *, tokens_per_rank: int | None = None, transport: str | None = None,
     **options: Any,
 ) -> Tensor:  # fmt: skip
@@ -299,37 +270,32 @@ def swiglu_experts_parallel(
     All ranks of the group call it together, in the same order of calls, and so do their backwards.
 
     Args:
-        x: [..., hidden], this rank's tokens; as for `swiglu_experts`, and the same hidden size, k and dtypes on all
-            ranks.
-        w_gate_up: [experts / n, 2 * intermediate, hidden], this rank's experts: those from rank * experts / n on. Their
-            gradients are the sums over all ranks' tokens.
-        w_down: [experts / n, hidden_out, intermediate].
+        x: [..., hidden], this rank's tokens; hidden size, k and dtypes are the same on all ranks.
+        w_gate_up, w_down: [experts / n, 2 * intermediate, hidden] and [experts / n, hidden_out, intermediate], experts
+            rank * experts / n and on. Their gradients are sums over all ranks' tokens.
         top_k_index: [..., k], any integer dtype: of all ranks' experts, 0 to experts - 1; any other is skipped.
         top_k_weights: [..., k].
         group: the ranks: a process group, a DeviceMesh of one dimension, or None for all.
-        tokens_per_rank: the most tokens that any rank has in this call, the same number on all; None: all have as many
-            as this one. Buffers of symmetric memory have so many rows for each rank. All-to-all does not need it.
-        transport: "symmetric", through memory of PyTorch's `_symmetric_memory` over NVLink, which never waits for the
-            host and can be recorded in a CUDA graph after a first call of the same sizes; or "all-to-all", by the
-            group's own (NCCL, gloo), which waits once for the counts. None takes the first where it can be had: on GPUs
-            of one host that can access each other. `explain_experts` says which and why.
+        tokens_per_rank: the most tokens that any rank has in this call, the same number on all ranks; None: all have as
+            many as this one. All-to-all does not need it.
+        transport: "symmetric", through PyTorch's `_symmetric_memory`: nothing waits for the host, a CUDA graph can
+            record it after a first call of the same sizes, and buffers are those of n * tokens_per_rank tokens; or
+            "all-to-all", by the group's own (NCCL, gloo), which waits once for the counts, and has the rows that came.
+            None takes the first where it can be had, on GPUs of one host; `explain_experts` says which and why.
         options: of `swiglu_experts`; biases are this rank's experts'.
 
     Returns:
         [..., hidden_out] of this rank's tokens in x's dtype. A rank's sum over its experts is rounded, and so is the
         sum over ranks, in the order of ranks. No token is dropped. Differentiable as `swiglu_experts` is.
 
-    Memory: "symmetric" saves n * tokens_per_rank rows of x for the backward and allocates what `swiglu_experts` does
-    for as many tokens, computing those that came; "all-to-all" has rows that came alone.
-
     Raises:
-        TypeError, ValueError: as `swiglu_experts` does; tokens_per_rank is less than x has; the ranks' arguments differ
-            when they first meet these sizes; symmetric memory is asked for and cannot be had.
+        TypeError, ValueError: as `swiglu_experts`; x has more than tokens_per_rank; the ranks' sizes differ when they
+            first meet them; symmetric memory is asked for and cannot be had.
         RuntimeError: a CUDA graph is being recorded, and nothing of these sizes was called before.
     """
     group = group_of(group)
     x, *_ = autocast.operands(x)
-    ranks, experts = group.size(), w_gate_up.shape[0]
+    ranks, (experts, hidden_out, _) = group.size(), getattr(w_down, "codes", w_down).shape
     if isinstance(w_gate_up, Tensor) and isinstance(w_down, Tensor):
         biases = options.get("b_gate_up"), options.get("b_down")
         _, gate_up, down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, *biases)
@@ -338,12 +304,13 @@ def swiglu_experts_parallel(
         return swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, **options)
     rows, index, weights = (as_matrix(tensor).contiguous() for tensor in (x, top_k_index, top_k_weights))
     tokens, slots = index.shape
-    most = tokens if tokens_per_rank is None else tokens_per_rank
+    step = 1 << max(tokens.bit_length() - 4, 0)  # few sizes of memory, up to an eighth too large
+    most = -(-tokens // step) * step if tokens_per_rank is None else tokens_per_rank
     if most < tokens:
         raise ValueError(f"tokens_per_rank: expected at least the {tokens} tokens of x, got {most}")
     route: Symmetric | AllToAll
     if transport_for(x, group, transport)[0] == SYMMETRIC and most and slots:
-        size, columns = RankSizes(ranks, group.rank(), experts, most, slots), max(rows.shape[1], w_down.shape[1])
+        size, columns = RankSizes(ranks, group.rank(), experts, most, slots), max(rows.shape[1], hidden_out)
         route = Symmetric(index, _shared_for(group, x.device, size, columns, (rows.dtype, weights.dtype)))
     else:
         route = AllToAll(index, group, experts)
