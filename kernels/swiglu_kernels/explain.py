@@ -130,14 +130,14 @@ def _of_fp8(
 def explain_experts(
     x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor, *, activation: str = "silu", recompute: bool = False, precision: str = "bf16",
-    group: Any = None, transport: str | None = None,
+    group: Any = None,
 ) -> str:  # fmt: skip
     """Say which kernels `swiglu_experts` runs for these arguments on this machine, and why; nothing is launched.
 
     Args:
         x, w_gate_up, w_down, top_k_index, top_k_weights, activation, recompute, precision: as for `swiglu_experts`,
             weights that are not quantised; what else that takes has no part in the choice.
-        group, transport: as for `swiglu_experts_parallel`, which is then explained; all ranks ask together.
+        group: as for `swiglu_experts_parallel`, which is then explained; all ranks ask together.
 
     Returns:
         Two lines, for the forward and for the backward; with a group one before them, for how rows travel.
@@ -149,7 +149,8 @@ def explain_experts(
     check_option("precision", precision, fp8_experts.PRECISIONS)
     check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, None, None)
     if group is not None:
-        ranks, why = parallel.group_of(group), parallel.transport_for(x, parallel.group_of(group), transport)[1]
+        ranks = parallel.group_of(group)
+        _, why = parallel.transport_for(x, ranks)
         exchange = f"by all-to-all, for whose counts the host waits ({why})"
         if why is None:
             exchange = "through symmetric memory, written by one launch and read by another; nothing waits for the host"

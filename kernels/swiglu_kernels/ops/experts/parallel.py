@@ -295,13 +295,15 @@ def swiglu_experts_parallel(
     """
     group = group_of(group)
     x, *_ = autocast.operands(x)
-    ranks, (experts, hidden_out, _) = group.size(), getattr(w_down, "codes", w_down).shape
+    ranks = group.size()
     if isinstance(w_gate_up, Tensor) and isinstance(w_down, Tensor):
         biases = options.get("b_gate_up"), options.get("b_down")
         _, gate_up, down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, *biases)
         check_experts(x, gate_up, down, top_k_index, top_k_weights, b_gate_up, b_down)
     if ranks == 1:
         return swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, **options)
+    codes: Any = getattr(w_down, "codes", w_down)
+    experts, hidden_out, _ = codes.shape
     rows, index, weights = (as_matrix(tensor).contiguous() for tensor in (x, top_k_index, top_k_weights))
     tokens, slots = index.shape
     step = 1 << max(tokens.bit_length() - 4, 0)  # few sizes of memory, up to an eighth too large
