@@ -267,7 +267,7 @@ def swiglu_experts_parallel(
 ) -> Tensor:  # fmt: skip
     """Return `swiglu_experts` of this rank's tokens where each of n ranks holds its part of the experts.
 
-    All ranks of the group call it together, in the same order of calls, and so do their backwards.
+    All ranks of the group call it together, in the same order of calls and on one stream; so they do its backward.
 
     Args:
         x: [..., hidden], this rank's tokens; hidden size, k and dtypes are the same on all ranks.
