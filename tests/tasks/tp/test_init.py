@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from places import ROOT
+from rendered import shown
 from specimens import a_split_row
 
 from swiglu_bench.cases import costs
@@ -16,6 +17,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.run_folder import PARTS
+from swiglu_bench.show.tables import tp_tables
 from swiglu_bench.tasks import tp
 
 SHAPE = Shape("made-up", 16, 96, "for tests", (1, 4, 6))
@@ -142,3 +144,11 @@ def test_asynchronous_compile_is_compared_with_compile_without_collectives():
     keys = {tp.key("compile-async-tp", True): 2.8, tp.key("compile", tp.LOCAL): 2.4, tp.key("compile", tp.SINGLE): 9.0}
     mine = filled("compile-async-tp", **keys)
     assert (mine.compute_ms, mine.single_ms) == pytest.approx((2.4 * 1.02, 9.0 * 1.02))
+
+
+def test_what_is_slower_than_one_gpu_is_said_under_the_table():
+    for ms, said in ((12.0, True), (3.0, False)):
+        row = filled(**{tp.key("mine", True): ms})
+        text = shown(tp_tables([row]), 140)
+        assert ("slower than one GPU: mine at 2,048 tokens" in text) is said
+        assert "eager against itself (A/A)" in text
