@@ -21,7 +21,7 @@ SUITE_FILES = 120
 FUNCTION_LINES = 80
 HOST_ARGUMENTS, HOST_FUNCTIONS = 10, 9
 """Functions with so many arguments or more, jit functions aside, and how many of them there may be."""
-JIT_ARGUMENTS, JIT_FUNCTIONS = 15, 35
+JIT_ARGUMENTS, JIT_FUNCTIONS = 15, 37
 ONE_LINES = 0
 """Lines of source with a variable or a parameter called `one`, which says nothing of what it stands for."""
 

@@ -7,6 +7,7 @@ swiglu_mlp(x, w_gate, w_up, w_down)   the whole block, forward and backward
 swiglu_glu_fp8(x, w_gate, w_up, recipe="rowwise")    the same two with fp8 products, by rows or by blocks
 swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe="blockwise")
 swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights)    a mixture of experts, each such a block
+swiglu_experts_parallel(x, ...)       the same with the experts on several ranks
 unsloth_silu_mul(gate, up)            Unsloth-style elementwise kernels, with autograd
 swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names that Unsloth documents
 FusedSwiGLU                           a module in place of two Linears and the gate
@@ -31,6 +32,7 @@ from swiglu_kernels.nn.modules import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiG
 from swiglu_kernels.nn.patch import PatchReport, patch_model, unpatch
 from swiglu_kernels.nn.warm_up import warm_up
 from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.experts.parallel import swiglu_experts_parallel
 from swiglu_kernels.ops.fp8.operation import swiglu_glu_fp8, swiglu_mlp_fp8
 from swiglu_kernels.ops.gate.operation import silu_mul
 from swiglu_kernels.ops.gate.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
@@ -56,6 +58,7 @@ __all__ = [
     "silu_mul",
     "swiglu_DWf_DW_dfg_kernel",
     "swiglu_experts",
+    "swiglu_experts_parallel",
     "swiglu_fg_kernel",
     "swiglu_glu",
     "swiglu_glu_fp8",

@@ -1,8 +1,10 @@
 """explain, explain_experts: which kernels a call runs, and why; a line for the forward and one for the backward."""
 
+from typing import Any
+
 import torch
 
-from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
+from swiglu_kernels.ops.experts import fp8_experts, parallel, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.choice import EXPERTS_PAY_FROM, pays_from, way_of_glu
@@ -131,15 +133,17 @@ def _of_fp8(
 def explain_experts(
     x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor, *, activation: str = "silu", recompute: bool = False, precision: str = "bf16",
+    group: Any = None,
 ) -> str:  # fmt: skip
     """Say which kernels `swiglu_experts` runs for these arguments on this machine, and why; nothing is launched.
 
     Args:
         x, w_gate_up, w_down, top_k_index, top_k_weights, activation, recompute, precision: as for `swiglu_experts`,
             weights that are not quantised; what else that takes has no part in the choice.
+        group: as for `swiglu_experts_parallel`, which is then explained; all ranks ask together.
 
     Returns:
-        Two lines, for the forward and for the backward.
+        Two lines, for the forward and for the backward; with a group one before them, for how rows travel.
 
     Raises:
         TypeError, ValueError: as `swiglu_experts` does.
@@ -147,6 +151,18 @@ def explain_experts(
     check_formula(activation, 1.0, 1.0, None, 0.0)
     check_option("precision", precision, fp8_experts.PRECISIONS)
     check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, None, None)
+    if group is not None:
+        ranks = parallel.group_of(group)
+        _, why = parallel.transport_for(x, ranks)
+        exchange = f"by all-to-all, for whose counts the host waits ({why})"
+        if why is None:
+            exchange = "through symmetric memory, written by one launch and read by another; nothing waits for the host"
+        every = [as_matrix(tensor) for tensor in (x, top_k_index, top_k_weights)]
+        x, index, weights = (tensor.new_empty(ranks.size() * len(tensor), tensor.shape[1]) for tensor in every)
+        own = explain_experts(
+            x, w_gate_up, w_down, index, weights, activation=activation, recompute=recompute, precision=precision
+        )
+        return f"exchange: a row for each token and rank, {exchange}\n{own}"
     in_fp8 = precision != "bf16"
     if in_fp8:
         fp8_experts.check(x, w_gate_up)

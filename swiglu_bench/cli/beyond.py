@@ -30,7 +30,7 @@ TRAINED = ("eager", "compile", "unsloth", "fused-auto", "fused-mlp-auto")
 """The implementations trained by default, besides those that need a package of others."""
 SPLIT = {
     Scope.MLP: ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto"),
-    Scope.EXPERTS: ("eager", "grouped", "liger-experts", "fused-experts"),
+    Scope.EXPERTS: ("grouped", "grouped-compile", "liger-experts", "fused-experts"),
 }
 """The implementations split by default."""
 WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
@@ -68,7 +68,7 @@ def _train(
         if (not each.on_request and precision in each.precisions and Scope.MLP in each.scopes)
         and (precision or each.name in TRAINED or each.package or each.address)
     }
-    chosen = _after_eager(options, known, usual, load)
+    chosen = _after_baseline(options, known, usual, load)
     from swiglu_bench.tasks.train import TrainingRun  # after Triton was told to interpret
 
     run = TrainingRun(options, device, chosen, precision, dtype, request.command_line())
@@ -137,10 +137,11 @@ def _tp(
     device, sizes = _where(options, spot)
     on_gpu = device.type == "cuda"
     cases = _cases(options, on_gpu, sizes, modes, ways)
-    chosen = _split(options, cases[0].scope, None if spot else options.timeout)
-    left = {} if options.impl or on_gpu else {"compile": ON_REQUEST_ON_A_CPU}
+    base = BASELINE if cases[0].scope is Scope.MLP else "grouped-compile" if on_gpu else "grouped"
+    chosen = _split(options, cases[0].scope, base, None if spot else options.timeout)
+    left = {} if options.impl or on_gpu else dict.fromkeys(("compile", "grouped-compile"), ON_REQUEST_ON_A_CPU)
     rule, run_id = run.default_rule(3.0 if options.budget is None else options.budget), machine.run_id(machine.now())
-    settings = Settings(Task.TIME, device, request.command_line(), run_id, rule=rule)
+    settings = Settings(Task.TIME, device, request.command_line(), run_id, chosen[0].name, rule=rule)
     names = [known.name for known in chosen]
     if dry_run:
         _put_plan(form, cases, settings, names)
@@ -151,6 +152,7 @@ def _tp(
     about = {
         "gpus": sizes, "modes": list(dict.fromkeys(case.mode.value for case in cases)),
         "sequence_parallel": options.sequence_parallel, "seed": options.seed, "implementations": names,
+        "baseline": base,
         "budget_s": rule.budget_s, "timeout_s": options.timeout,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))},
     }  # fmt: skip
@@ -228,15 +230,15 @@ def _cases(
     return cases_of(shapes, modes, dtypes, tokens, options.seed, sizes, ways)
 
 
-def _split(options: TpOptions, scope: Scope, timeout_s: float | None) -> list[Implementation]:
-    """Eager and the chosen implementations of the scope, without their code; `timeout_s` is for loading one."""
+def _split(options: TpOptions, scope: Scope, base: str, timeout_s: float | None) -> list[Implementation]:
+    """The baseline and the chosen implementations of the scope, without their code; `timeout_s` is for loading one."""
     from swiglu_bench.contenders.split import async_tp
 
     loading = request.loader(timeout_s)
     known = [each for each in request.catalogue(loading) if scope in each.scopes]
     if scope is Scope.MLP:
         known.insert([each.name for each in known].index("compile") + 1, async_tp)
-    return [each.declared() for each in _after_eager(options, known, SPLIT[scope], loading)]
+    return [each.declared() for each in _after_baseline(options, known, SPLIT[scope], loading, base)]
 
 
 def _put_plan(form: str, cases: Sequence[SplitCase], settings: Settings, names: list[str]) -> None:
@@ -263,13 +265,14 @@ def _begin(options: TrainOptions | TpOptions, form: str) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, logs to stderr
 
 
-def _after_eager(
-    options: TrainOptions | TpOptions, known: Sequence[Implementation], usual: Collection[str], loading: request.Load
-) -> list[Implementation]:
-    """Eager, with which all are compared, and the chosen implementations; without --impl the `usual` ones."""
+def _after_baseline(
+    options: TrainOptions | TpOptions, known: Sequence[Implementation], usual: Collection[str], loading: request.Load,
+    base: str = BASELINE,
+) -> list[Implementation]:  # fmt: skip
+    """The one that all are compared with, and the chosen implementations; without --impl the `usual` ones."""
     wanted, unwanted = request.split(options.impl, "--impl"), request.split(options.skip_impl, "--skip-impl")
     chosen = select(known, wanted, unwanted, loading, usual)
-    return [*(each for each in known if each.name == BASELINE), *(each for each in chosen if each.name != BASELINE)]
+    return [*(each for each in known if each.name == base), *(each for each in chosen if each.name != base)]
 
 
 def _end(form: str, kind: str, status: int, about: dict[str, Any], rows: Sequence[Record]) -> NoReturn:

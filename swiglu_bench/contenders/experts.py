@@ -497,27 +497,38 @@ TRANSFORMERS = tuple(
 )
 
 
+FUSED: dict[str, dict[str, Any]] = {}
+"""Options of `swiglu_experts`, by the names of the rows that call it."""
+
+
+def fused(problem: Problem, group: Any = None, **choices: Any) -> Step:
+    """`swiglu_experts`, or of a rank of a group, for its tokens and its part of the experts, `..._parallel`."""
+    from swiglu_kernels import swiglu_experts, swiglu_experts_parallel
+
+    call: Any = swiglu_experts if group is None else partial(swiglu_experts_parallel, group=group)
+    options: dict[str, Any] = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
+
+    def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        biases: dict[str, Any] = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
+        found: Tensor = call(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
+        return found
+
+    return packed(problem, forward)
+
+
 def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
-    def build(problem: Problem) -> Step:
-        from swiglu_kernels import swiglu_experts
-
-        options: dict[str, Any] = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
-
-        def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            biases: dict[str, Any] = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
-            return swiglu_experts(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
-
-        return packed(problem, forward)
-
+    FUSED[name] = choices
     arguments = "".join(f", {name}={value!r}" for name, value in choices.items())
     return _row(
         name,
         description=description,
-        backend="triton", imports="swiglu_kernels", variant=(Scope.EXPERTS,) if choices else (),
+        backend="triton",
+        imports="swiglu_kernels",
+        variant=(Scope.EXPERTS,) if choices else (),
         offers=("bias", "limit", "other_ranks"),
         usage="from swiglu_kernels import swiglu_experts; "
         f"out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})",
-    )(build)  # fmt: skip
+    )(partial(fused, **choices))
 
 
 fused_experts = _fused_row(

@@ -2,7 +2,8 @@
 
 What torch itself offers is a plain MLP under `parallelize_module`; any other implementation is put between the same
 collectives. In a mixture of experts each rank has its part of the tokens and of the experts, and tokens travel to their
-experts:
+experts. `swiglu_experts` is measured as `swiglu_experts_parallel`; all others are put between the exchanges that
+torchtitan has:
 
     forward    all-to-all of the rows of x, one for each (token, expert); the rank's experts on what came in; all-to-all
                of their results; the weighted sum where the token is
@@ -27,8 +28,7 @@ from torch.nn.functional import silu
 from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import ASYNC
-from swiglu_bench.contenders.experts import summed
+from swiglu_bench.contenders import ASYNC, experts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,7 +42,9 @@ class NothingFused(RuntimeError):
 
 def split(known: Implementation, mesh: DeviceMesh, whole: Problem, by_sequence: bool) -> Implementation:
     """The implementation with the collectives around it, to be built on a rank's part of the whole problem."""
-    if whole.case.shape.experts:
+    if known.name in experts.FUSED:
+        build = partial(experts.fused, group=mesh, **experts.FUSED[known.name])
+    elif whole.case.shape.experts:
         build = partial(between_exchanges, known=known, mesh=mesh)
     elif known.name in _COMPILED:
         build = partial(_torch_mlp, mesh=mesh, whole=whole, by_sequence=by_sequence, options=_COMPILED[known.name])
@@ -180,11 +182,15 @@ class _Travelled(torch.autograd.Function):
 
 
 def between_exchanges(part: Problem, known: Implementation, mesh: DeviceMesh) -> Step:
-    """The Step of an implementation on a rank's experts, for the rank's tokens, which may have any experts."""
+    """The Step of an implementation on a rank's experts, for the rank's tokens, which may have any experts.
+
+    What is compiled for one number of rows is compiled for any, as every call has another.
+    """
     assert part.case.shape.experts
     each = part.case.shape.experts.count
-    step = known.build(part)
-    compute = step.forward
+    compiled = known.name == experts.grouped_compiled.name
+    step = (experts.grouped if compiled else known).build(part)
+    compute = torch.compile(step.forward, fullgraph=True, dynamic=True) if compiled else step.forward
 
     def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         expert = index.flatten()
@@ -196,17 +202,23 @@ def between_exchanges(part: Problem, known: Implementation, mesh: DeviceMesh) ->
         rows = _Travelled.apply(x[order // index.shape[1]], sent, received)
         mine = _Travelled.apply(expert[order] % each, sent, received)
         found = compute(rows, mine[:, None], rows.new_ones(len(rows), 1))
-        return summed(_Travelled.apply(found, received, sent), order, weights)
+        return experts.summed(_Travelled.apply(found, received, sent), order, weights)
 
     return dataclasses.replace(step, forward=forward)
 
 
-def without_exchanges(part: Problem, known: Implementation) -> Step:
-    """The same work on a rank's own tokens: each is for the expert that has its expert's place on this rank."""
+def without_exchanges(part: Problem, known: Implementation, rank: int) -> Step:
+    """The same work without exchanges.
+
+    That is, for what skips the experts of other ranks, a rank's experts on all ranks' tokens; for all others, on the
+    rank's own, each for the expert that has its expert's place on this rank.
+    """
     assert part.case.shape.experts
     each = part.case.shape.experts.count
     step = known.build(part)
     compute = step.forward
+    if known.name in experts.FUSED:
+        return dataclasses.replace(step, forward=lambda x, index, weights: compute(x, index - rank * each, weights))
 
     def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         rows = x.repeat_interleave(index.shape[1], 0)

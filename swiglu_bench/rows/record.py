@@ -627,10 +627,12 @@ def row_of(kind: str, about: About, **columns: Any) -> Record:
 
 def _of_tp(about: About, columns: About) -> dict[str, Any]:
     """The scope says how the block is split, as `mlp-tp4-sp` or `experts-ep4`."""
-    commands = {run.get("run_id"): run.get("command") for run in (*about.get("earlier", ()), about)}
+    runs = {run.get("run_id"): run for run in (*about.get("earlier", ()), about)}
+    run = runs.get(columns["run_id"], {})
     ranks, split = columns["ranks"], "-sp" * columns["sequence_parallel"]
     return {
-        "command": str(commands.get(columns["run_id"], "swiglu-bench tp")), "baseline": BASELINE,
+        "command": str(run.get("command", "swiglu-bench tp")),
+        "baseline": str(run.get("settings", {}).get("baseline", BASELINE)),
         "scope": f"experts-ep{ranks}" if columns.get("experts") else f"mlp-tp{ranks}{split}",
     }  # fmt: skip
 

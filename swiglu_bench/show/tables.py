@@ -553,7 +553,12 @@ def _ranks_title(row: Record) -> str:
 
 def _ranks_noise(rows: Sequence[Record]) -> str:
     noise = {row.tokens: f"{row.aa_low:.3f} to {row.aa_high:.3f} at {row.tokens:,}" for row in rows if row.aa_low}
-    return f"eager against itself (A/A): {', '.join(noise.values())} tokens" if noise else ""
+    notes = [f"{rows[0].baseline} against itself (A/A): {', '.join(noise.values())} tokens"] if noise else []
+    lost = [row for row in rows if row.efficiency and row.ranks > 1 and row.efficiency * row.ranks < 1]
+    if lost:
+        names = (f"{row.implementation} at {row.tokens:,} tokens" for row in lost)
+        notes.append(f"slower than one GPU: {', '.join(names)}")
+    return "\n".join(notes)
 
 
 def tp_line(row: Record) -> str:
@@ -561,7 +566,7 @@ def tp_line(row: Record) -> str:
     what = f"{row.ranks} ranks {_ranks_case(row)} {row.implementation}"
     if row.time_ms is None:
         return f"{what} {row.status}: {row.reason}"
-    ratio = "" if row.ratio is None else f" ({row.ratio:.3f} of eager, {row.verdict})"
+    ratio = "" if row.ratio is None else f" ({row.ratio:.3f} of {row.baseline}, {row.verdict})"
     return f"{what} {row.time_ms:.4g} ms{ratio}"
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 
 from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.contenders import experts
 
 
 def mlp(problem, x, factor=1.0):
@@ -84,6 +85,12 @@ def spoils(problem):
 def misrouted(problem):
     forward, count = REFERENCE.build(problem).forward, len(problem.weights["w_gate"])
     return Step(lambda x, index, weights: forward(x, (index + dist.get_rank()) % count, weights))
+
+
+@implementation("fused-experts", scopes=["experts"], description="the product, without its kernels",
+                offers=("bias", "limit"))  # fmt: skip
+def product(problem):
+    return experts.fused(problem)
 
 
 @implementation("unbiased", scopes=["experts"], description="the second rank forgets a bias", offers=("bias", "limit"))

@@ -93,11 +93,14 @@ def _forward(
     if isinstance(gate, str):
         raise ValueError(f"{type(module).__name__}: swiglu_kernels cannot take the place of its experts, {gate}")
     activation, alpha, limit, up_offset = gate
-    w_gate_up, w_down = module.gate_up_proj, module.down_proj
+    parameters = [module.gate_up_proj, module.down_proj, None, None]
+    if module.has_bias:
+        parameters[2:] = module.gate_up_proj_bias, module.down_proj_bias
+    split = getattr(module, "expert_parallel", None)
+    w_gate_up, w_down, *biases = parameters if split is None else map(split.own, parameters)
     if module.is_transposed:
         w_gate_up, w_down = w_gate_up.mT, w_down.mT
-    biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
-    return swiglu_experts(
+    return (split or swiglu_experts)(
         hidden_states, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up=biases[0], b_down=biases[1],
         activation=activation, alpha=alpha, limit=limit, up_offset=up_offset, interleaved=not module.is_concatenated,
         recompute=recompute, precision=precision, kept=module.__dict__.get("_codes"),

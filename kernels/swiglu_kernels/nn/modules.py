@@ -34,7 +34,7 @@ from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_like, check_option, check_tensor
 
 if TYPE_CHECKING:
-    from swiglu_kernels.nn.split import Split
+    from swiglu_kernels.nn.split import ExpertSplit, Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,6 +411,8 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
         self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
 
     backend = property(_backend)
+    expert_parallel: "ExpertSplit | None" = None
+    """How its experts are shared among ranks; `parallel.SwiGLUExpertsParallel` sets it."""
 
     @property
     def _recipe(self) -> str | None:  # type: ignore[override]
@@ -423,7 +425,10 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
 
     def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
-        return swiglu_experts(
-            x, self.gate_up_proj, self.down_proj, top_k_index, top_k_weights,
-            b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, kept=self._codes, **self.options,
+        split = self.expert_parallel
+        parameters: Any = self.gate_up_proj, self.down_proj, self.gate_up_proj_bias, self.down_proj_bias
+        w_gate_up, w_down, b_gate_up, b_down = parameters if split is None else map(split.own, parameters)
+        return (split or swiglu_experts)(
+            x, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up=b_gate_up, b_down=b_down, kept=self._codes,
+            **self.options,
         )  # fmt: skip

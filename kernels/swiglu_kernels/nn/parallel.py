@@ -1,12 +1,12 @@
-"""Tensor parallelism: the fused modules split over the ranks of a group, by `parallelize_module`.
+"""The fused modules split over the ranks of a group, by `parallelize_module`: MLPs by features, experts by expert.
 
     from torch.distributed.tensor.parallel import parallelize_module
     from swiglu_kernels.nn.parallel import SwiGLUParallel
 
-    parallelize_module(model, mesh, {"layers.*.mlp": SwiGLUParallel()})
+    parallelize_module(model, mesh, {"layers.*.mlp": SwiGLUParallel()})  # or of experts SwiGLUExpertsParallel()
 
-Of n ranks each holds intermediate / n rows of gate and up, Shard(0), and the same columns of down, Shard(1), as DTensor
-parameters. The kernels run on these alone; a call communicates where the ranks' parts meet:
+Tensor parallelism. Of n ranks each holds intermediate / n rows of gate and up, Shard(0), and the same columns of down,
+Shard(1), as DTensor parameters. The kernels run on these alone; a call communicates where the ranks' parts meet:
 
                               forward before    forward after     backward before   backward after
     sequence_parallel=False   nothing           all-reduce out    nothing           all-reduce dX
@@ -15,6 +15,9 @@ parameters. The kernels run on these alone; a call communicates where the ranks'
 Each moves tokens x hidden elements. down_proj's bias is replicated and added once, to the sum. Each DTensor states
 which rows it holds, so `full_tensor`, distributed checkpoints and loading into another number of ranks work. For that,
 a packed module's matrix is split in two: in one DTensor, a rank's rows of gate and of up would not be adjacent.
+
+Expert parallelism: each rank holds experts / n whole experts, Shard(0), and calls with its own tokens
+(`ops/experts/parallel.py`).
 """
 
 from torch import nn
@@ -22,8 +25,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from swiglu_kernels.nn.modules import FusedModule, FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, why_not_plain
-from swiglu_kernels.nn.split import Split
+from swiglu_kernels.nn.experts_interface import NAMES, takes_part
+from swiglu_kernels.nn.modules import (
+    FusedModule,
+    FusedSwiGLU,
+    FusedSwiGLUExperts,
+    FusedSwiGLUMLP,
+    FusedSwiGLUPackedMLP,
+    why_not_plain,
+)
+from swiglu_kernels.nn.split import ExpertSplit, Split
 
 
 class SwiGLUParallel(ParallelStyle):
@@ -68,14 +79,8 @@ class SwiGLUParallel(ParallelStyle):
             _part(module)
 
         def shard(name: str, weight: Placement, bias: Placement) -> None:
-            linear = getattr(module, name)
             for kind, placement in (("weight", weight), ("bias", bias)):
-                parameter = getattr(linear, kind)
-                if parameter is not None:
-                    shards = distribute_tensor(
-                        parameter.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank
-                    )
-                    setattr(linear, kind, nn.Parameter(shards, requires_grad=parameter.requires_grad))
+                _shard(self, getattr(module, name), kind, device_mesh, placement)
 
         shard("gate_proj", Shard(0), Shard(0))
         shard("up_proj", Shard(0), Shard(0))
@@ -85,27 +90,80 @@ class SwiGLUParallel(ParallelStyle):
         return module
 
 
-def _check(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Raise where a module cannot be split over a mesh."""
+class SwiGLUExpertsParallel(ParallelStyle):
+    """Split a module of stacked experts over the ranks of a mesh: each holds its part of them, and has its own tokens.
+
+    For `parallelize_module`, on FusedSwiGLUExperts and on experts of transformers that `patch_model` has set to these
+    kernels; before fully_shard on another dimension, activation checkpointing and torch.compile, whose graph breaks at
+    each call. Parameters are replaced by DTensors, Shard(0); state_dict keys stay. Gradients are those of the sum of
+    the ranks' losses.
+
+    Args:
+        tokens_per_rank, transport: see `swiglu_experts_parallel`.
+
+    Raises (in parallelize_module):
+        TypeError, ValueError: as SwiGLUParallel, of the number of experts.
+    """
+
+    def __init__(self, *, tokens_per_rank: int | None = None, transport: str | None = None) -> None:
+        super().__init__()
+        self._how = tokens_per_rank, transport
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        name = type(module).__name__
+        ours = takes_part(module) and getattr(module.config, "_experts_implementation", None) in NAMES.values()
+        if not (ours or isinstance(module, FusedSwiGLUExperts)):
+            raise TypeError(
+                f"SwiGLUExpertsParallel: expected experts that patch_model has set to its kernels, got {name}"
+            )
+        _check_whole(module, device_mesh, getattr(module, "expert_parallel", None))
+        experts = module.get_parameter("down_proj").shape[0]
+        if experts % device_mesh.size():
+            raise ValueError(
+                f"{name}: expected a number of experts that is divisible by the {device_mesh.size()} ranks, "
+                f"got {experts}"
+            )
+        for path in [path for path, _ in module.named_parameters(recurse=False)]:
+            _shard(self, module, path, device_mesh, Shard(0))
+        module.expert_parallel = ExpertSplit(device_mesh, *self._how)  # type: ignore[assignment]
+        return module
+
+
+def _shard(style: ParallelStyle, owner: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
+    """Put a DTensor in the place of a module's parameter, where there is one."""
+    parameter = getattr(owner, name)
+    if parameter is not None:
+        shards = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=style.src_data_rank)
+        setattr(owner, name, nn.Parameter(shards, requires_grad=parameter.requires_grad))
+
+
+def _check_whole(module: nn.Module, mesh: DeviceMesh, split: object) -> None:
+    """Raise where a module was split or sharded before, or a mesh has several dimensions."""
     name = type(module).__name__
-    if not isinstance(module, (FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP)):
-        raise TypeError(f"SwiGLUParallel: expected a module of swiglu_kernels (patch_model makes them), got {name}")
-    if module.tensor_parallel is not None:
-        raise ValueError(f"{name}: it is split over ranks already, {module.tensor_parallel}")
+    if split is not None:
+        raise ValueError(f"{name}: it is split over ranks already, {split}")
     if mesh.ndim != 1:
-        raise ValueError(f"SwiGLUParallel: expected a mesh of one dimension, as mesh['tp'] is, got {mesh.ndim}")
-    packed = isinstance(module, FusedSwiGLUPackedMLP)
-    first = "gate_up_proj" if packed else "gate_proj"
-    for path in (first, "up_proj", "down_proj"):
-        reason = why_not_plain(getattr(module, path)) if hasattr(module, path) else None
-        if reason is not None:
-            raise TypeError(f"{path}: expected a plain torch.nn.Linear, but {reason}")
+        raise ValueError(f"{name}: expected a mesh of one dimension, as mesh['tp'] is, got {mesh.ndim}")
     for path, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise TypeError(
                 f"{path}: expected a plain torch.nn.Parameter, got a {type(parameter).__name__}; "
                 "parallelize first, then fully_shard"
             )
+
+
+def _check(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Raise where a module cannot be split over a mesh."""
+    if not isinstance(module, (FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP)):
+        name = type(module).__name__
+        raise TypeError(f"SwiGLUParallel: expected a module of swiglu_kernels (patch_model makes them), got {name}")
+    _check_whole(module, mesh, module.tensor_parallel)
+    packed = isinstance(module, FusedSwiGLUPackedMLP)
+    first = "gate_up_proj" if packed else "gate_proj"
+    for path in (first, "up_proj", "down_proj"):
+        reason = why_not_plain(getattr(module, path)) if hasattr(module, path) else None
+        if reason is not None:
+            raise TypeError(f"{path}: expected a plain torch.nn.Linear, but {reason}")
     intermediate = getattr(module, first).out_features // (2 if packed else 1)
     if intermediate % mesh.size():
         raise ValueError(

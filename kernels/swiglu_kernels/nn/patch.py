@@ -296,6 +296,11 @@ def unpatch(model: nn.Module) -> PatchReport:
     _check_model(model)
     changed, left_alone = [], []
     for _, owner in [named for named in model.named_modules() if _STOCK_EXPERTS in named[1].__dict__]:
+        split = [each for each in owner.named_modules() if getattr(each[1], "expert_parallel", None)]
+        if split:
+            reason = "its other implementations do not know that its experts are split over ranks"
+            left_alone += [LeftAlone(path, type(module).__name__, reason) for path, module in split]
+            continue
         owner.set_experts_implementation(owner.__dict__.pop(_STOCK_EXPERTS))
         parts = set(map(id, owner.modules()))
         for path, module in model.named_modules():

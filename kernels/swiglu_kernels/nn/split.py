@@ -1,11 +1,13 @@
-"""Where the ranks of a tensor-parallel group meet in a call: gathers before it, sums after it."""
+"""Where the ranks of a group meet in a call: gathers before an MLP and sums after it; experts on several ranks."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from swiglu_kernels.ops.experts.parallel import swiglu_experts_parallel
 from swiglu_kernels.runtime.checks import check_tensor
 
 
@@ -46,9 +48,7 @@ class Split:
 
     def own(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter; its gradient is this rank's part of the gradient."""
-        if not isinstance(parameter, DTensor):
-            raise TypeError(f"expected the DTensor that SwiGLUParallel made, got {type(parameter).__name__}")
-        return parameter.to_local()
+        return own(parameter)
 
     def sum(self, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the sum of all ranks' parts, or this rank's tokens of it, plus a bias that every rank has."""
@@ -80,3 +80,31 @@ class Split:
                 f"x: expected the sequence in dimension {self.sequence_dim}, before the last, got {tuple(tensor.shape)}"
             )
         return self.sequence_dim % tensor.dim()
+
+
+def own(parameter: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a parameter; its gradient is this rank's part of the gradient."""
+    if not isinstance(parameter, DTensor):
+        raise TypeError(f"expected the DTensor that a ParallelStyle made, got {type(parameter).__name__}")
+    return parameter.to_local()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertSplit:
+    """Whose ranks hold the experts of a module, and how tokens travel to them."""
+
+    mesh: DeviceMesh
+    tokens_per_rank: int | None = None
+    transport: str | None = None
+
+    def __str__(self) -> str:
+        return f"({self.mesh.size()} ranks)"
+
+    def own(self, parameter: Any) -> Any:
+        """Return this rank's experts' part of a parameter, None for none."""
+        return None if parameter is None else own(parameter)
+
+    def __call__(self, *operands: Any, **options: Any) -> torch.Tensor:
+        """As `swiglu_experts`, of this rank's tokens and experts."""
+        options |= {"group": self.mesh, "tokens_per_rank": self.tokens_per_rank, "transport": self.transport}
+        return swiglu_experts_parallel(*operands, **options)

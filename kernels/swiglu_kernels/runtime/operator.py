@@ -18,7 +18,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.autograd.graph import increment_version
@@ -30,6 +30,7 @@ from swiglu_kernels.runtime.shortcuts.series import Series
 
 NAMESPACE = "swiglu_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def operator(name: str) -> "Callable[[Callable[..., Any]], Operator]":
@@ -59,7 +60,7 @@ class Operator:
         functional.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         schema = name + torch.library.infer_schema(functional, mutates_args=())
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _LIBRARY.impl(name, _not_for_dynamo(function), "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, not_for_dynamo(function), "CompositeExplicitAutograd")
         self._name = name
         self._overload = getattr(getattr(torch.ops, NAMESPACE), name).default
 
@@ -154,8 +155,8 @@ class Operator:
         return lambda *tensors: self.first_output(series, tensors, others)
 
 
-def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, as Dynamo must not trace it when it is called outside of its graphs.
+def not_for_dynamo(function: Function) -> Function:
+    """The function, as Dynamo must not trace it: an operator's outside of graphs, or one that breaks them.
 
     Unlike what PyTorch has for that, it does not import Dynamo, which takes two seconds: where nobody else has, nothing
     is traced.
@@ -163,10 +164,10 @@ def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     disabled = internals.disabled_in_dynamo(function)
 
     @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        return (disabled if "torch._dynamo" in sys.modules else function)(*arguments)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return (disabled if "torch._dynamo" in sys.modules else function)(*arguments, **options)
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 def refuse_double_backward(op: Operator) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from swiglu_kernels.hopper import admission, shared
 from swiglu_kernels.ops.experts import (
+    exchange,
     hopper_experts,
     hopper_fp8_experts,
     portable_experts,
@@ -222,6 +223,22 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             yield f"fp8 {recipe} {name}, {tokens} tokens", launch
 
 
+def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> dict[str, Launch]:
+    """Between eight ranks."""
+    table, size, columns = index.new_empty(8), exchange.RankSizes(8, 3, 16, *index.shape), x.shape[1]
+    came, beside = x.new_empty(size.rows, columns), weights.new_empty(size.rows, size.slots)
+    ids = index.new_empty(size.rows, size.slots, dtype=torch.int32)
+    copies = {
+        exchange.PUBLISH: (x, index, weights, x, ids, weights),
+        exchange.FETCH: (table, table, table, came, ids, beside),
+        exchange.FETCH_AGAIN: (table, ids, None, came, None, None),
+        exchange.RETURN: (came, ids, beside, came, None, beside),
+    }  # fmt: skip
+    found = {kind: exchange.copy_launch(kind, columns, *given, size) for kind, given in copies.items()}
+    found["add"] = exchange.add_launch(came, table, index, beside, table, x, weights, size)
+    return {f"experts' exchange, {name}": launch for name, launch in found.items()}
+
+
 def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
     cases = [(torch.bfloat16, True, tile_rows, tile_rows == 64) for tile_rows in (16, 32, 64, 128)]
     cases += [(torch.bfloat16, False, 128, True), (torch.float32, True, 16, False), (torch.float32, True, 64, True)]
@@ -256,6 +273,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
                 "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, routing),
                 "routing weights' gradient": portable_experts.slot_grads_launch(dots, x, b_down, weights, routing),
                 "weighted sum": combine_launch(y, weights, row, x, slots, capability),
+                **_exchange(x, weights, index),
             }.items():
                 yield f"{name}, {at}", launch
         if tile_rows in (16, 32):

@@ -9,7 +9,9 @@ implementations. No torch in here.
     split sequence     all-gather x, reduce-scatter out   all-gather dOut, reduce-scatter dX
     experts            two all-to-alls                    two more
 
-Every contender needs exactly these, each of tokens x hidden elements, of experts of tokens x top_k x hidden. Bandwidth
+A dense block needs exactly these, each of tokens x hidden elements. A mixture's tokens travel once to each rank that
+has any of their experts: at most tokens x min(top_k, ranks) x hidden elements, of which contenders may send more, as
+those do that send a row for each expert, but none less where the routing is even. Bandwidth
 is nccl-tests' bus bandwidth: bytes of the whole tensor x 2 (n - 1) / n for an all-reduce, x (n - 1) / n for all-gather
 and reduce-scatter, and x (n - 1) / n^2 for an all-to-all, of which a rank has an n-th, over time. It does not depend on
 the number of ranks where the wires are the limit, and so compares with what a link can carry.
@@ -30,7 +32,7 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape, expand, te
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.contenders import ASYNC
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
-from swiglu_bench.rows.record import BASELINE, Record
+from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.run_folder import PARTS
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ Splitting = bool | str
 """How an implementation is run: split, False with all tokens on every rank, True with its part of them; else:"""
 LOCAL, SINGLE = "local", "single"
 """Without collectives, on a rank's part of the weights; whole, on each GPU by itself."""
-TWIN, COLLECTIVES = "eager's twin", "collectives"
+TWIN, COLLECTIVES = "the baseline's twin", "collectives"
 """Values of --sequence-parallel, and whether tokens are split between the collectives."""
 
 
@@ -76,7 +78,9 @@ class SplitCase(Case):
     @property
     def tensor_bytes(self) -> int:
         """Of each collective: the whole tensor."""
-        return self.pairs * self.shape.hidden * self.dtype.bytes
+        experts = self.shape.experts
+        rows = self.tokens * min(experts.top_k, self.ranks) if experts else self.tokens
+        return rows * self.shape.hidden * self.dtype.bytes
 
 
 def cases_of(
@@ -149,9 +153,9 @@ def fill(row: Record, rounds: Rounds, case: SplitCase, ceiling_gbps: float | Non
     """Enter what the rounds say of one row that was right."""
     name, way = row.implementation, row.sequence_parallel
     own, alone = key(name, way), ALONE.get(name, name)
-    eager, twin = key(BASELINE, way), key(TWIN, way)
+    eager, twin = key(row.baseline, way), key(TWIN, way)
     timed = {
-        "time_ms": own, "twin_ms": twin if name == BASELINE else "", "compute_ms": key(alone, LOCAL),
+        "time_ms": own, "twin_ms": twin if name == row.baseline else "", "compute_ms": key(alone, LOCAL),
         "comm_ms": key(COLLECTIVES, way), "single_ms": key(alone, SINGLE),
     }  # fmt: skip
     ms = {

@@ -29,6 +29,7 @@ from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
 from swiglu_bench.check.results import GlobalState, Letterbox
 from swiglu_bench.contenders import ASYNC, pytorch, split
+from swiglu_bench.contenders.experts import FUSED
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.resources import measure_memory
@@ -137,8 +138,6 @@ class RankCourt:
             return self.skipped[name]
         if large := policy.too_large(self.settings, case, machine.free_memory_bytes(device)):
             return f"{WHOLE} {large}"
-        if case.shape.experts and known.backend == "inductor":
-            return "A rank has a different number of rows in every call, and it is compiled for one."
         if case.mode is not Mode.FORWARD and known.trains != "everything":
             return "It yields no weight gradients, which a step has."
         refusal = split.why_no_async(device.type, way) if known.name == ASYNC else None
@@ -149,7 +148,7 @@ class RankCourt:
 
         def take() -> Sample:
             if way not in self._bare:
-                elements = self.case.pairs * self.case.shape.hidden
+                elements = self.case.tensor_bytes // self.case.dtype.bytes
                 self._bare[way] = bare(self.group, self.case.collectives(way), elements, torch_dtype(self.case))
             return self.clock.sample(self._bare[way], lead_us)
 
@@ -219,8 +218,8 @@ class RankContender(Workbench, Contender):
         elif kind != LOCAL:
             known = split.split(known, group.mesh, whole, bool(kind))
         elif whole.case.shape.experts:
-            known = dataclasses.replace(known, build=partial(split.without_exchanges, known=known))
-            by_tokens = True
+            by_tokens = known.name not in FUSED
+            known = dataclasses.replace(known, build=partial(split.without_exchanges, known=known, rank=group.rank))
         if by_tokens:
             desk, tokens = PartOfTokens(whole, group), tokens // group.size
         self._built = Built(known, self._problem)

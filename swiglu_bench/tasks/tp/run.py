@@ -23,7 +23,7 @@ from swiglu_bench.measure.rounds import Rule, TimedCall, run_rounds
 from swiglu_bench.options import TpOptions
 from swiglu_bench.output import Opened, folder_of, writing
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
+from swiglu_bench.rows.record import Record, Status, row_of
 from swiglu_bench.show import documents
 from swiglu_bench.show.console import RanksWriter, Screen
 from swiglu_bench.tasks.tp import ALONE, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
@@ -92,9 +92,10 @@ def blanks(
     """The rows of a case before anything was measured; the first rank's machine stands for all."""
     this, hosts = machines[0], list(dict.fromkeys(str(rank["host"]) for rank in machines))
     about = {name: this[name] for name in ("device", "driver", "cuda", "torch", "triton", "version")}
+    run = _named(settings) | {"settings": {"baseline": settings.baseline_of(case)}}
     return {
         (known.name, way): row_of(
-            "tp", _named(settings), run_id=settings.run_id, shape=case.shape.name, hidden=case.shape.hidden,
+            "tp", run, run_id=settings.run_id, shape=case.shape.name, hidden=case.shape.hidden,
             intermediate=case.shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, mode=case.mode.value,
             seed=case.seed, ranks=case.ranks, sequence_parallel=way, implementation=known.name,
             experts=case.shape.experts.count if case.shape.experts else None,
@@ -195,10 +196,11 @@ class _SplitCase:
         court, case, rule = self._court, self._case, self._court.settings.rule
         judge = RankRoundJudge(court, lambda name: case.mode.results(self._judged[name][1]))
         gbps: dict[bool, float | None] = {}
+        base = court.settings.baseline_of(case)
         timed: list[TimedCall] = []
         for way in sorted({row.sequence_parallel for row in self._sound()}):
-            if key(BASELINE, way) in self._judged:  # once more, so that what is noise is known
-                twin = RankContender(court, court.known[BASELINE], way, TWIN)
+            if key(base, way) in self._judged:  # once more, so that what is noise is known
+                twin = RankContender(court, court.known[base], way, TWIN)
                 self._judged[twin.name] = twin, self._admitting.build(twin)
             if court.group.size > 1:
                 timed.append(TimedCall(key(COLLECTIVES, way), partial(court.take_collectives, way)))
@@ -214,7 +216,7 @@ class _SplitCase:
         def now() -> float:  # rank 0's clock, so that all stop in the same round
             return court.group.first(time.perf_counter())
 
-        baseline = next((key(BASELINE, way) for way in gbps if key(BASELINE, way) in self._judged), None)
+        baseline = next((key(base, way) for way in gbps if key(base, way) in self._judged), None)
         rounds = run_rounds(timed, rule, baseline=baseline, seed=case.seed, on_round=on_round, now=now)
         for name, error in judge.judge_last().items():
             rounds.timings[name].failure = rounds.timings[name].failure or error
@@ -264,13 +266,14 @@ def take_part(send: Send, work: Work, cases: Sequence[SplitCase], skipped: Mappi
 
 def as_data(row: Record) -> dict[str, Any]:
     """A row with its samples as plain data."""
-    return {"columns": row.row(), "samples_ms": row.samples_ms, "twin_ms": row.twin_ms, "series": dict(row.series)}
+    samples = {"samples_ms": row.samples_ms, "twin_ms": row.twin_ms, "series": dict(row.series)}
+    return {"columns": row.row(), "baseline": row.baseline, **samples}
 
 
 def from_data(data: dict[str, Any], settings: Settings) -> Record:
     """The row that was plain data."""
     columns = data["columns"] | {"status": Status(data["columns"]["status"])}
-    row = row_of("tp", _named(settings), **columns)
+    row = row_of("tp", _named(settings) | {"settings": {"baseline": data["baseline"]}}, **columns)
     row.samples_ms, row.twin_ms, row.series = tuple(data["samples_ms"]), tuple(data["twin_ms"]), data["series"]
     return row
 

@@ -1,8 +1,10 @@
+import math
 import re
 from dataclasses import replace
 
 import pytest
 from places import ROOT
+from rendered import shown
 from specimens import a_split_row
 
 from swiglu_bench.cases import costs
@@ -15,6 +17,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.run_folder import PARTS
+from swiglu_bench.show.tables import tp_tables
 from swiglu_bench.tasks import tp
 
 SHAPE = Shape("made-up", 16, 96, "for tests", (1, 4, 6))
@@ -60,7 +63,7 @@ def test_experts_are_split_by_expert_and_rows_travel_in_both_directions():
     (case,) = tp.cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [4], 0, (2,), (True,))
     assert case.scope is Scope.EXPERTS
     assert case.local.shape.experts == Experts(4, 2)
-    assert case.tensor_bytes == 4 * 2 * 16 * 2, "a row for each of a token's experts"
+    assert case.tensor_bytes == 4 * 2 * 16 * 2, "a row for each rank that may have some of a token's experts"
     these = case.collectives(True)
     assert these == (tp.Collective.ALL_TO_ALL,) * 4
     assert tp.bus_bytes(these, 1000, 2) == 4 * 1000 / 2 / 2, "half of a rank's half stays where it is"
@@ -80,6 +83,30 @@ def test_the_document_s_arithmetic_is_that_of_the_costs():
             products_s = costs.flops(case, tensors(case.scope)) / ranks / DATASHEETS["H200"].tflops / 1e12
             wires_s = tp.bus_bytes(case.collectives(False), case.tensor_bytes, ranks) / wires_gbps[wires] / 1e9
             assert int(share.strip("%")) == pytest.approx(100 * wires_s / products_s, abs=0.6, rel=0.002)
+
+
+def test_the_document_s_arithmetic_of_experts():
+    document = ROOT / "docs" / "scaling.md"
+    if not document.exists():
+        pytest.skip("the documents are not here")
+    block = re.search(
+        r"<!-- experts' arithmetic -->\n(.*?)<!-- end -->", document.read_text(encoding="utf-8"), re.DOTALL
+    )
+    _, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].splitlines()]
+    experts = k = hidden = intermediate = 0
+    for name, ranks, rows, per_token, *shares in lines:
+        if name:
+            experts, k, hidden, intermediate = map(
+                int, re.search(r"\((\d+), k = (\d+), (\d+) x (\d+)\)", name).groups()
+            )
+        n = int(ranks)
+        sent = (n - 1) * (1 - math.comb(experts - experts // n, k) / math.comb(experts, k))
+        assert rows == f"{sent:.2f} / {k * (n - 1) / n:.2f}"
+        assert per_token == f"{8 * hidden * sent / 1024:.0f} KB"
+        for share, gbps in zip(shares, (450, 50), strict=True):
+            seconds = 8 * hidden * sent / gbps / 1e9
+            products_s = 18 * k * hidden * intermediate / DATASHEETS["H200"].tflops / 1e12
+            assert int(share.strip("%")) == pytest.approx(100 * seconds / products_s, abs=0.6)
 
 
 # Figures
@@ -117,3 +144,11 @@ def test_asynchronous_compile_is_compared_with_compile_without_collectives():
     keys = {tp.key("compile-async-tp", True): 2.8, tp.key("compile", tp.LOCAL): 2.4, tp.key("compile", tp.SINGLE): 9.0}
     mine = filled("compile-async-tp", **keys)
     assert (mine.compute_ms, mine.single_ms) == pytest.approx((2.4 * 1.02, 9.0 * 1.02))
+
+
+def test_what_is_slower_than_one_gpu_is_said_under_the_table():
+    for ms, said in ((12.0, True), (3.0, False)):
+        row = filled(**{tp.key("mine", True): ms})
+        text = shown(tp_tables([row]), 140)
+        assert ("slower than one GPU: mine at 2,048 tokens" in text) is said
+        assert "eager against itself (A/A)" in text
