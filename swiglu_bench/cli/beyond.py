@@ -57,10 +57,15 @@ def _train(
     text.check("--task", options.task, *TASKS)
     if options.model is not None:
         model_file(options.model)
-    device = request.find_device(options.device, options.interpret)
-    if options.interpret and device.type != "cpu":
+    if options.data is not None and options.task == "digits":
+        raise BadInput("--data is for mnist and llama; the task digits brings its own.")
+    if options.data is not None and not os.path.exists(options.data):
+        raise BadInput(f"--data: there is no {str(options.data)!r}; give a text file, or for mnist a folder.")
+    kind = request.device_type(options.device)
+    if options.interpret and kind != "cpu":
         raise BadInput("--interpret is for a CPU; a GPU runs the kernels themselves. Leave it out.")
-    precision, dtype = _arithmetic(options, device.type)
+    precision, dtype = _arithmetic(options, kind)
+    device = request.find_device(options.device, options.interpret)
     known = request.catalogue(load)
     usual = {
         each.name

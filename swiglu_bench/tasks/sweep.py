@@ -29,9 +29,8 @@ def task_of(settings: Settings) -> CaseTask:
 
 def perform(command: str, options: SweepOptions, console: Console, line: str) -> tuple[int, FinishedRun]:
     """Do what the command `line` asks for: its exit status and its rows. Raises BadInput before any work starts."""
-    if not options.in_process and command != "verify":  # which may yet need Triton's interpreter
-        start_forkserver()
-    with requested(command, options, console, line) as request:
+    early = not options.in_process and command != "verify"  # which may yet need Triton's interpreter
+    with requested(command, options, console, line, start_forkserver if early else lambda: None) as request:
         if not options.in_process:
             start_forkserver()
         from swiglu_bench.loop import sweep
