@@ -51,8 +51,8 @@ test-consumers: $(VENV)/.installed-test ## Run the tests that need the programs 
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/consumers --upgrade $(CONSUMERS)
 	@log=results/versions/consumers.txt; \
 	{ echo "$$ make test-consumers"; $(BIN)/pip list --path build/consumers --format freeze; } >$$log; \
-	PYTHONPATH=$(abspath build/consumers) $(BIN)/pytest -m "not gpu" -v --no-header --disable-warnings $(ARGS) tests/kernels/test_hub.py \
-		tests/kernels/test_examples.py tests/show/test_exports.py >>$$log; status=$$?; \
+	PYTHONPATH=$(abspath build/consumers) $(BIN)/pytest -m "not gpu" -v --no-header --disable-warnings $(ARGS) \
+		tests/kernels/test_hub.py tests/kernels/test_examples.py tests/show/test_exports.py >>$$log; status=$$?; \
 	cat $$log; ! grep -q " SKIPPED" $$log || exit 1; exit $$status
 
 test-gpu: $(VENV)/.installed-test ## Run the kernels' tests and those that need a GPU, on one: in WORKERS (4) processes, then alone
