@@ -32,10 +32,9 @@ from swiglu_bench.cases.cases import (
     parse_precisions,
     parse_tokens,
 )
-from swiglu_bench.cases.errors import BadInput, did_you_mean, matching
+from swiglu_bench.cases.errors import BadInput, did_you_mean, matching, one_of
 from swiglu_bench.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 from swiglu_bench.rows import run_folder
-from swiglu_bench.show import text
 
 if TYPE_CHECKING:
     import torch
@@ -120,10 +119,10 @@ def _check_request(command: str, options: SweepOptions) -> tuple[TimingOptions |
     check_wandb(options)
     timing = options if isinstance(options, TimingOptions) else None
     if timing:
-        text.check("--l2", timing.l2, "cold", "hot", "both")
-        text.check("--regime", timing.regime, *REGIMES)
+        one_of("--l2", timing.l2, "cold", "hot", "both")
+        one_of("--regime", timing.regime, *REGIMES)
     if isinstance(options, VerifyOptions) and options.sanitize is not None:
-        text.check("--sanitize", options.sanitize, *SANITIZERS)
+        one_of("--sanitize", options.sanitize, *SANITIZERS)
     if options.save_baseline is not None:
         run_folder.baseline_place(options.save_baseline, command)
         if not options.csv:
@@ -369,12 +368,12 @@ def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
 
 def routings_of(names: str) -> list[RoutingKind]:
     """Routings from 'uniform,zipf'. Raises BadInput for anything else."""
-    return [RoutingKind(text.check("--routing", part.strip(), *RoutingKind)) for part in names.split(",")]
+    return [RoutingKind(one_of("--routing", part.strip(), *RoutingKind)) for part in names.split(",")]
 
 
 def scopes_of(names: str) -> list[Scope]:
     """Scopes from 'glu,mlp'. Raises BadInput for anything else."""
-    return [Scope(text.check("--scope", part.strip(), *Scope)) for part in names.split(",")]
+    return [Scope(one_of("--scope", part.strip(), *Scope)) for part in names.split(",")]
 
 
 def loader(timeout_s: float | None) -> Load:

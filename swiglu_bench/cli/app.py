@@ -72,7 +72,6 @@ def measure(
     form: Form = "table",
 ) -> None:
     """Run one of the five."""
-    text.check("--format", form, text.TABLE, *text.ROWS)
     console = text.screen(form)
     if dry_run:
         _dry_run(command, options, console, form)

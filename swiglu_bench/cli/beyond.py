@@ -12,7 +12,7 @@ import typer
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope, parse_dtypes, parse_precisions, parse_tokens
-from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.errors import BadInput, one_of
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.registry import load, select
 from swiglu_bench.cases.shapes import load_shapes, model_file
@@ -54,7 +54,7 @@ def _train(
     _begin(options, form)
     if options.epochs is not None and options.steps is not None:
         raise BadInput("--epochs and --steps were given together; leave one of them out.")
-    text.check("--task", options.task, *TASKS)
+    one_of("--task", options.task, *TASKS)
     if options.model is not None:
         model_file(options.model)
     if options.data is not None and options.task == "digits":
@@ -210,8 +210,8 @@ def _ways(options: TpOptions) -> tuple[tuple[bool, ...], list[Mode]]:
     """The ways of dealing with tokens, and the modes. Raises BadInput, also for numbers of GPUs."""
     if options.gpus is not None:
         parse_gpus(options.gpus)
-    ways = WAYS[text.check("--sequence-parallel", options.sequence_parallel, *WAYS)]
-    return ways, [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
+    ways = WAYS[one_of("--sequence-parallel", options.sequence_parallel, *WAYS)]
+    return ways, [Mode(one_of("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
 
 
 def _cases(
@@ -263,7 +263,6 @@ def _put_plan(form: str, cases: Sequence[SplitCase], settings: Settings, names: 
 
 
 def _begin(options: TrainOptions | TpOptions, form: str) -> None:
-    text.check("--format", form, "table", "json")
     request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, logs to stderr
 

@@ -73,7 +73,6 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
 
     Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
     """
-    text.check("--format", form, text.TABLE, "json")
     dtypes = parse_dtypes(options.dtype) if options.dtype is not None else [None]
     if len(dtypes) > 1:
         raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
@@ -113,7 +112,6 @@ def selftest(
 
     Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
     """
-    text.check("--format", form, text.TABLE, "json")
     if not zoo and false_alarms == 0:
         raise BadInput("--no-zoo and --false-alarms 0 leave nothing to run; leave one of them out.")
     chosen_device = request.find_device(device, interpret=True)
@@ -146,7 +144,6 @@ def inspect(
 
     Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
     """
-    text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.cases.shapes import dense_shapes, with_tokens
 
     matches = [re.fullmatch(r"(?:sm_)?(\d{1,2})(\d)a?", part.strip()) for part in target.split(",")]
@@ -275,7 +272,6 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
 
     Example: swiglu-bench tune --shapes llama7b --tokens 1,16,128,1024 --kernel forward
     """
-    text.check("--format", form, text.TABLE, "json")
     if options.show and options.clear:
         raise BadInput("--show was given together with --clear; leave one of them out.")
     matching(KERNELS, request.split([options.kernel], "--kernel"), "--kernel: there is no kernel {!r}")

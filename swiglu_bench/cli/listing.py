@@ -53,7 +53,6 @@ def list_(
 
     Example: swiglu-bench list --shapes
     """
-    text.check("--format", form, text.TABLE, "json")
     told: dict[str, Any] = {"kind": "list"}
     everything = form == "json"
     gpus = visible_gpus() if device != "cpu" else []

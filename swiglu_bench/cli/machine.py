@@ -49,7 +49,6 @@ def ceilings(
 
     Example: swiglu-bench ceilings --dtype bf16
     """
-    text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.machine import machine
     from swiglu_bench.machine.ceilings_cache import Limits
     from swiglu_bench.measure.clock import make_clock
@@ -146,7 +145,6 @@ def noise(
 
     Example: swiglu-bench noise --pairs 100
     """
-    text.check("--format", form, text.TABLE, "json")
     counts = parse_tokens(tokens) if tokens is not None else []
     if len(counts) > 1:
         raise BadInput(f"--tokens: noise takes one token count, and {tokens!r} has {len(counts)}; leave others out.")
@@ -237,7 +235,6 @@ def doctor(
 
     Example: swiglu-bench doctor --clock
     """
-    text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.machine import machine
     from swiglu_bench.machine.doctor import Severity, examine
 

@@ -125,27 +125,19 @@ def describe(device: torch.device) -> Machine:
 
 def without_torch(gpu: Gpu | None) -> dict[str, Any]:
     """What a Machine states of a GPU, or of a CPU for None, as far as NVML and the installed packages tell it."""
+    name, memory_bytes = (
+        (gpu.maybe(gpu.name) or "", gpu.maybe(gpu.memory_bytes)) if gpu else (_cpu_name(), host_memory_bytes())
+    )
     return {
-        "host": platform.node(),
-        "gpu_index": gpu and gpu.maybe(gpu.index),
-        "gpu_uuid": gpu.uuid if gpu else "",
-        "device": (gpu.maybe(gpu.name) or "") if gpu else _cpu_name(),
-        "device_type": "cuda" if gpu else "cpu",
-        "memory_bytes": gpu.maybe(gpu.memory_bytes) if gpu else host_memory_bytes(),
-        "sm_count": None,
+        "host": platform.node(), "gpu_index": gpu and gpu.maybe(gpu.index), "gpu_uuid": gpu.uuid if gpu else "",
+        "device": name, "device_type": "cuda" if gpu else "cpu", "memory_bytes": memory_bytes, "sm_count": None,
         "cache_bytes": None if gpu else _cpu_cache_bytes(),
         "compute_capability": (gpu and gpu.maybe(gpu.capability)) or "",
-        "power_limit_w": gpu and gpu.maybe(gpu.power_limit_w),
-        "driver": (gpu and gpu.maybe(gpu.driver)) or "",
-        "cuda": of_torch("cuda") if gpu else "",
-        "torch": of_torch("__version__"),
-        "triton": installed("triton"),
-        "liger_kernel": installed("liger-kernel"),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cpu": _cpu_name(),
-        "version": _own_version(),
-    }
+        "power_limit_w": gpu and gpu.maybe(gpu.power_limit_w), "driver": (gpu and gpu.maybe(gpu.driver)) or "",
+        "cuda": of_torch("cuda") if gpu else "", "torch": of_torch("__version__"), "triton": installed("triton"),
+        "liger_kernel": installed("liger-kernel"), "python": platform.python_version(),
+        "system": platform.platform(), "cpu": _cpu_name(), "version": _own_version(),
+    }  # fmt: skip
 
 
 def capability(device: torch.device) -> str:
