@@ -151,7 +151,6 @@ def _check_request(command: str, options: SweepOptions) -> tuple[TimingOptions |
         _cases_of(command, options, kind, list(workload) or None)
         if timing:
             _check_timing(timing, command, kind)
-    run_folder.check_out(options.out, options.resume, options.force)
     return timing, workload
 
 
