@@ -10,15 +10,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 LATEST := build/latest
 NEWEST := torch|triton|numpy|pandas|pydantic|ray|scipy|transformers|typer|wandb|liger.kernel
+CONSUMERS := kernels pytest-benchmark py-cpuinfo flashinfer-bench docstring-parser torchtitan spmd-types tyro
 PYTEST := pytest -n 4 --dist worksteal
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-latest test-network test-gpu test-versions sanitize lint results hiding readme figures pictures gates docs hub release lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-latest test-network test-consumers test-gpu test-versions sanitize lint results hiding readme figures pictures gates docs hub release lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke shape on a CPU
 	$(BIN)/swiglu-bench forward $(ARGS)
@@ -44,6 +45,15 @@ test-network: $(VENV)/.installed-test ## Run the tests that fetch packages; resu
 	@log=results/versions/network.txt; echo "$$ make test-network" >$$log; \
 	$(BIN)/pytest -m network -v --no-header $(ARGS) tests/worker/test_environments.py >>$$log; status=$$?; \
 	cat $$log; exit $$status
+
+# Without their dependencies, most of which these tests never import; what is skipped is a failure here.
+test-consumers: $(VENV)/.installed-test ## Run the tests that need the programs we write for; results/versions has the outcome
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/consumers --upgrade $(CONSUMERS)
+	@log=results/versions/consumers.txt; \
+	{ echo "$$ make test-consumers"; $(BIN)/pip list --path build/consumers --format freeze; } >$$log; \
+	PYTHONPATH=$(abspath build/consumers) $(BIN)/pytest -m "not gpu" -v --no-header --disable-warnings $(ARGS) \
+		tests/kernels/test_hub.py tests/kernels/test_examples.py tests/show/test_exports.py >>$$log; status=$$?; \
+	cat $$log; ! grep -q " SKIPPED" $$log || exit 1; exit $$status
 
 test-gpu: $(VENV)/.installed-test ## Run the kernels' tests and those that need a GPU, on one: in WORKERS (4) processes, then alone
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \

@@ -19,6 +19,8 @@ from typer import Context, Exit, Option, echo
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
+from swiglu_bench.cases.errors import one_of
+
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
 """The panels of `--help`."""
 STATUS = (
@@ -110,13 +112,14 @@ Resume = Annotated[bool, option(OUTPUT, "Continue in the folder of --out: keep f
 Force = Annotated[bool, option(OUTPUT, "Start again in the folder of --out: delete the rows that it has.", "--force")]
 Csv = Annotated[bool, option(OUTPUT, "Write records.csv, samples.csv and run.json.")]
 Form = Annotated[str, option(OUTPUT, "table, or json, jsonl or csv for a program: stdout then carries nothing else.",
-    "--format")]
+    "--format", callback=lambda form: one_of("--format", form, "table", "json", "jsonl", "csv"))]
 WandbProject = Annotated[str, option(WANDB, "Project.")]
 WandbEntity = Annotated[Text, option(WANDB, "User or team. \\[default: your own]")]
 WandbGroup = Annotated[Text, option(WANDB, "Runs of one group are shown together. \\[default: the command]")]
 WandbTags = Annotated[Texts, option(WANDB, "Tags besides the command and the GPU, comma-separated or repeated.")]
 WandbId = Annotated[Text, option(WANDB, "Id of a run to continue, or of a new one.")]
-JsonForm = Annotated[str, option(OUTPUT, "table, or json for a program: stdout then carries nothing else.", "--format")]
+JsonForm = Annotated[str, option(OUTPUT, "table, or json for a program: stdout then carries nothing else.",
+    "--format", callback=lambda form: one_of("--format", form, "table", "json"))]
 
 
 @dataclass(frozen=True, kw_only=True)

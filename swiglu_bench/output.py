@@ -74,20 +74,11 @@ class Opened:
 def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
     """Everything that the request wants rows to go to. Raises BadInput where one of them cannot be opened."""
     command, options = request.command, request.options
-    for name in ("resume", "force"):
-        if getattr(options, name) and not options.out:
-            raise BadInput(f"--{name} needs a folder that has rows; give it as --out FOLDER.")
-    if options.resume and options.force:
-        raise BadInput("--resume was given together with --force; leave one of them out.")
+    run_folder.check_out(options.out, options.resume, options.force)
 
     def earlier(folder: Path) -> dict[str, Any]:
         if options.force:
             run_folder.remove_rows(folder)
-        elif not options.resume and run_folder.has_rows(folder):
-            raise BadInput(
-                f"--out: {folder} has rows of an earlier run; add --resume to keep them and run what is "
-                "missing, or --force to delete them and start again, or give another folder."
-            )
         return {}
 
     folder = folder_of(command, options, this, request.settings.run_id)

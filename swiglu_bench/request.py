@@ -32,10 +32,9 @@ from swiglu_bench.cases.cases import (
     parse_precisions,
     parse_tokens,
 )
-from swiglu_bench.cases.errors import BadInput, did_you_mean, matching
+from swiglu_bench.cases.errors import BadInput, did_you_mean, matching, one_of
 from swiglu_bench.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 from swiglu_bench.rows import run_folder
-from swiglu_bench.show import text
 
 if TYPE_CHECKING:
     import torch
@@ -83,34 +82,21 @@ class Request:
 
 
 @contextmanager
-def requested(command: str, options: SweepOptions, console: Console, line: str) -> Iterator[Request]:
-    """The request of the command `line`, until the command ends. Raises BadInput."""
-    if options.detail and command == "memory":
-        raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
-    check_wandb(options)
-    timing = options if isinstance(options, TimingOptions) else None
-    if timing:
-        text.check("--l2", timing.l2, "cold", "hot", "both")
-        text.check("--regime", timing.regime, *REGIMES)
-    if isinstance(options, VerifyOptions) and options.sanitize:
-        text.check("--sanitize", options.sanitize, *SANITIZERS)
-    if options.save_baseline is not None:
-        run_folder.baseline_place(options.save_baseline, command)
-        if not options.csv:
-            raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    workload: Workload = {}
-    if timing and timing.workload is not None:
-        from swiglu_bench.cases.files import load_workload
+def requested(
+    command: str, options: SweepOptions, console: Console, line: str, checked: Callable[[], object] = lambda: None
+) -> Iterator[Request]:
+    """The request of the command `line`, until the command ends. Raises BadInput.
 
-        if timing.tokens is not None:
-            raise BadInput("--workload and --tokens were given together; give one of them.")
-        workload = load_workload(timing.workload)
+    `checked` is called once nothing is wrong that can be known without torch, whose import takes seconds.
+    """
+    timing, workload = _check_request(command, options)
+    checked()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with _places_of(options, command == "verify", say) as places:
         device = places.device
         cases = _cases_of(command, options, device.type, list(workload) or None)
         if timing:
-            _check_timing(timing, command, device)
+            _check_timing(timing, command, device.type)
         settings = _settings_of(command, options, device, line)
         beside = {settings.baseline_of(case) for case in cases} if timing else ()
         chosen = implementations_of(options, {case.scope for case in cases}, beside)
@@ -121,6 +107,51 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             say(f"Note: --impl runs the code of {path}.")
         with _locked(timing, device):
             yield Request(command, options, settings, cases, chosen, places, workload)
+
+
+def _check_request(command: str, options: SweepOptions) -> tuple[TimingOptions | None, Workload]:
+    """The options of a command that times, and its workload. Raises BadInput; imports torch only where NVML is lost."""
+    from swiglu_bench.machine import system
+
+    check_names(vars(options))
+    if options.detail and command == "memory":
+        raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
+    check_wandb(options)
+    timing = options if isinstance(options, TimingOptions) else None
+    if timing:
+        one_of("--l2", timing.l2, "cold", "hot", "both")
+        one_of("--regime", timing.regime, *REGIMES)
+    if isinstance(options, VerifyOptions) and options.sanitize is not None:
+        one_of("--sanitize", options.sanitize, *SANITIZERS)
+    if options.save_baseline is not None:
+        run_folder.baseline_place(options.save_baseline, command)
+        if not options.csv:
+            raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
+    workload: Workload = {}
+    if timing and timing.workload is not None:
+        from swiglu_bench.cases.files import load_workload
+
+        if timing.tokens is not None:
+            raise BadInput("--workload and --tokens were given together; give one of them.")
+        workload = load_workload(timing.workload)
+    for name, given in (("--ray", options.ray), ("--device", options.device)):
+        if options.gpus is not None and given is not None:
+            raise BadInput(f"--gpus and {name} were given together; give one of them.")
+    if options.in_process and (options.gpus or options.ray) is not None:
+        raise BadInput(
+            f"{'--ray' if options.gpus is None else '--gpus'} needs child processes; leave --in-process out."
+        )
+    if options.gpus is not None:
+        known = system.visible_gpus()
+        system.gpu_indices(options.gpus, None if known is None else len(known))
+    if options.ray is not None:
+        system.check_address(options.ray)
+    else:
+        kind = device_type("cuda" if options.gpus else options.device)
+        _cases_of(command, options, kind, list(workload) or None)
+        if timing:
+            _check_timing(timing, command, kind)
+    return timing, workload
 
 
 @contextmanager
@@ -145,14 +176,15 @@ def _locked(timing: TimingOptions | None, device: torch.device) -> Iterator[None
 def check_names(values: Mapping[str, Any]) -> None:
     """Tell a typo in the options of a command before torch is imported, which takes seconds. Raises BadInput."""
     from swiglu_bench.cases.registry import NOBODY, check_file, entry_point_addresses, is_file
-    from swiglu_bench.cases.shapes import environments_of, load_shapes
+    from swiglu_bench.cases.shapes import environments_of, load_shapes, split_over
     from swiglu_bench.contenders import ASYNC, CATALOGUE
     from swiglu_bench.machine.system import gpu_index
 
     checks: dict[str, Callable[[str], object]] = {
-        "shapes": lambda names: load_shapes(names, values.get("seed", 0)), "tokens": parse_tokens,
-        "dtype": parse_dtypes, "scope": scopes_of, "precision": parse_precisions, "routing": routings_of,
-        "device": lambda name: gpu_index(name, None),
+        "shapes": lambda names: split_over(load_shapes(names, values.get("seed", 0)), values.get("tp", 1)),
+        "tokens": parse_tokens, "dtype": parse_dtypes, "scope": scopes_of, "precision": parse_precisions,
+        "routing": routings_of,
+        "device": device_type if values.get("ray") is None else lambda name: gpu_index(name, None),
     }  # fmt: skip
     for name, check in checks.items():
         if isinstance(given := values.get(name), str):
@@ -225,15 +257,21 @@ def find_device(name: str | None, interpret: bool) -> torch.device:
     return device
 
 
+def device_type(name: str | None) -> str:
+    """`cpu` or `cuda`: what --device comes to, without torch where NVML knows the GPUs. Raises BadInput."""
+    from swiglu_bench.machine.machine import find_device
+    from swiglu_bench.machine.system import gpu_index, visible_gpus
+
+    gpus = visible_gpus() if name != "cpu" else []
+    if gpus is None:
+        return find_device(name).type
+    return "cpu" if gpu_index(name, len(gpus)) is None else "cuda"
+
+
 @contextmanager
 def _places_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Places]:
     gpus, address = options.gpus, options.ray
     places: Places
-    for name, given in (("--ray", address), ("--device", options.device)):
-        if gpus is not None and given is not None:
-            raise BadInput(f"--gpus and {name} were given together; give one of them.")
-    if options.in_process and (gpus or address) is not None:
-        raise BadInput(f"{'--ray' if gpus is None else '--gpus'} needs child processes; leave --in-process out.")
     if gpus is not None:
         from swiglu_bench.worker import places as where
 
@@ -330,12 +368,12 @@ def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
 
 def routings_of(names: str) -> list[RoutingKind]:
     """Routings from 'uniform,zipf'. Raises BadInput for anything else."""
-    return [RoutingKind(text.check("--routing", part.strip(), *RoutingKind)) for part in names.split(",")]
+    return [RoutingKind(one_of("--routing", part.strip(), *RoutingKind)) for part in names.split(",")]
 
 
 def scopes_of(names: str) -> list[Scope]:
     """Scopes from 'glu,mlp'. Raises BadInput for anything else."""
-    return [Scope(text.check("--scope", part.strip(), *Scope)) for part in names.split(",")]
+    return [Scope(one_of("--scope", part.strip(), *Scope)) for part in names.split(",")]
 
 
 def loader(timeout_s: float | None) -> Load:
@@ -445,7 +483,7 @@ def check_wandb(options: WandbOptions) -> None:
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
 
 
-def _check_timing(options: TimingOptions, command: str, device: torch.device) -> None:
+def _check_timing(options: TimingOptions, command: str, device_type: str) -> None:
     if options.accumulate > 1 and (command != "step" or options.layers > 1 or "activation" in (options.scope or "")):
         raise BadInput(
             "--accumulate adds up gradients of weights over several calls, for the command step and the scopes "
@@ -457,12 +495,12 @@ def _check_timing(options: TimingOptions, command: str, device: torch.device) ->
         raise BadInput("--trace and --ncu look at this host only, and --ray at others; leave one of them out.")
     if options.ncu and options.gpus is not None:
         raise BadInput("--ncu looks at one GPU; give --device instead of --gpus.")
-    if options.ncu and device.type != "cuda":
+    if options.ncu and device_type != "cuda":
         raise BadInput("--ncu reads the counters of an NVIDIA GPU, and this runs on a CPU; leave it out.")
     if options.ncu and not shutil.which("ncu"):
         raise BadInput("--ncu: there is no ncu on the PATH; install NVIDIA Nsight Compute, or leave it out.")
-    if options.layers > 1 and (device.type != "cuda" or command == "backward"):
-        where = "this runs on a CPU" if device.type != "cuda" else "a backward alone is not recorded"
+    if options.layers > 1 and (device_type != "cuda" or command == "backward"):
+        where = "this runs on a CPU" if device_type != "cuda" else "a backward alone is not recorded"
         raise BadInput(f"--layers records CUDA graphs, and {where}; leave it out.")
 
 

@@ -66,6 +66,7 @@ def test_experts_are_compared_with_grouped_unless_the_options_say_otherwise(
 def test_layers_are_those_of_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     for command, device in (("forward", "cpu"), ("backward", "cuda")):
         monkeypatch.setattr(request, "find_device", lambda *_, device=device: torch.device(device))
+        monkeypatch.setattr(request, "device_type", lambda _, device=device: device)
         with pytest.raises(BadInput, match=r"^--layers records CUDA graphs, and (this|a backward) .*; leave it out\.$"):
             asked(command, layers=4)
     assert asked(layers=4).settings.layers == 4

@@ -1,6 +1,6 @@
 """Fine-tune with the Trainer of transformers, stock and with patch_model: the same losses, a shorter step.
 
-    python kernels/examples/hf_trainer.py --steps 50 --hidden 2048 --intermediate 5632
+    python kernels/examples/hf_trainer.py --steps 50 --layers 4 --hidden 2048 --intermediate 8192 --context 1024
 
 Needs transformers and accelerate. `patch_model` runs after the weights are loaded and before the Trainer is made; a
 trainer of TRL takes a patched model in the same way. Without a GPU the patched model runs PyTorch's operations.
@@ -63,8 +63,9 @@ def train(options: argparse.Namespace, patched: bool) -> Watch:
     """Train a model of the same seed on the same data."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=options.hidden, intermediate_size=options.intermediate, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=options.context,
+        vocab_size=256, hidden_size=options.hidden, intermediate_size=options.intermediate,
+        num_hidden_layers=options.layers, num_attention_heads=max(4, options.hidden // 128),
+        max_position_embeddings=options.context,
     )  # fmt: skip
     model, watch = LlamaForCausalLM(config), Watch()
     if patched:
@@ -82,13 +83,15 @@ def train(options: argparse.Namespace, patched: bool) -> Watch:
 def main(given: Sequence[str] | None = None) -> tuple[Watch, Watch]:
     """Train both, print the comparison, and return what was noted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in {"steps": 20, "batch": 8, "context": 128, "hidden": 256, "intermediate": 688}.items():
+    sizes = {"steps": 20, "batch": 8, "context": 128, "layers": 2, "hidden": 256, "intermediate": 688}
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args(given)
     runs = stock, patched = train(options, patched=False), train(options, patched=True)
-    for name, watch in zip(("stock", "patched"), runs, strict=True):
-        step = statistics.median(watch.times_ms[len(watch.times_ms) // 4 :])
-        print(f"{name:8} last loss {watch.losses[-1]:.4f}, median step {step:.1f} ms")
+    steps_ms = [statistics.median(watch.times_ms[len(watch.times_ms) // 4 :]) for watch in runs]
+    for name, watch, step_ms in zip(("stock", "patched"), runs, steps_ms, strict=True):
+        print(f"{name:8} last loss {watch.losses[-1]:.4f}, median step {step_ms:.1f} ms")
+    print(f"A step takes {steps_ms[1] / steps_ms[0]:.3f} of the stock model's time.")
     apart = max(abs(mine - other) for mine, other in zip(stock.losses, patched.losses, strict=True))
     print(f"The losses differ by at most {apart:.5f}.")
     return runs

@@ -24,6 +24,14 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}."
 
 
+def one_of(option: str, value: str, *known: str) -> str:
+    """The value of an option; raises BadInput for one that it does not have."""
+    if value not in known:
+        near = did_you_mean(value, known)
+        raise BadInput(f"{option}: {value!r} is not one of {', '.join(known)}{'; ' + near if 'mean' in near else '.'}")
+    return value
+
+
 def _likeness(word: str, name: str) -> float:
     return difflib.SequenceMatcher(None, name, word).ratio()
 

@@ -97,6 +97,8 @@ def model_file(model: str) -> Path:
     """The file of a model for `train`, by a name of configs/train or a YAML path. Raises BadInput for another name."""
     known = {path.stem: path for path in sorted((configs_folder() / "train").glob("*.yaml"))}
     if model.endswith((".yaml", ".yml")) or "/" in model:
+        if not os.path.isfile(model):
+            raise BadInput(f"--model: there is no file {model!r}; give a YAML file of sizes.")
         return Path(model)
     if model not in known:
         raise BadInput(f"--model: there is no model {model!r}; {did_you_mean(model, list(known))}")

@@ -72,7 +72,6 @@ def measure(
     form: Form = "table",
 ) -> None:
     """Run one of the five."""
-    text.check("--format", form, text.TABLE, *text.ROWS)
     console = text.screen(form)
     if dry_run:
         _dry_run(command, options, console, form)
@@ -128,7 +127,8 @@ for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
         # Typer keeps line ends
         _paragraphs = [" ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")]
-        _checked = folding(_command, request.check_names) if _panel != "Look back" else folding(_command)
+        _own = _panel == "Look back" or _name in SWEEPS  # they check for themselves
+        _checked = folding(_command) if _own else folding(_command, request.check_names)
         _epilog = STATUS if _name in (*SWEEPS, "train", "tp") else None
         _help = "\n\n".join(_paragraphs)
         app.command(_name, rich_help_panel=_panel, cls=Command, help=_help, epilog=_epilog)(_checked)

@@ -12,7 +12,7 @@ import typer
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope, parse_dtypes, parse_precisions, parse_tokens
-from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.errors import BadInput, one_of
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.registry import load, select
 from swiglu_bench.cases.shapes import load_shapes, model_file
@@ -54,13 +54,18 @@ def _train(
     _begin(options, form)
     if options.epochs is not None and options.steps is not None:
         raise BadInput("--epochs and --steps were given together; leave one of them out.")
-    text.check("--task", options.task, *TASKS)
+    one_of("--task", options.task, *TASKS)
     if options.model is not None:
         model_file(options.model)
-    device = request.find_device(options.device, options.interpret)
-    if options.interpret and device.type != "cpu":
+    if options.data is not None and options.task == "digits":
+        raise BadInput("--data is for mnist and llama; the task digits brings its own.")
+    if options.data is not None and not os.path.exists(options.data):
+        raise BadInput(f"--data: there is no {str(options.data)!r}; give a text file, or for mnist a folder.")
+    kind = request.device_type(options.device)
+    if options.interpret and kind != "cpu":
         raise BadInput("--interpret is for a CPU; a GPU runs the kernels themselves. Leave it out.")
-    precision, dtype = _arithmetic(options, device.type)
+    precision, dtype = _arithmetic(options, kind)
+    device = request.find_device(options.device, options.interpret)
     known = request.catalogue(load)
     usual = {
         each.name
@@ -207,8 +212,8 @@ def _ways(options: TpOptions) -> tuple[tuple[bool, ...], list[Mode]]:
     """The ways of dealing with tokens, and the modes. Raises BadInput, also for numbers of GPUs."""
     if options.gpus is not None:
         parse_gpus(options.gpus)
-    ways = WAYS[text.check("--sequence-parallel", options.sequence_parallel, *WAYS)]
-    return ways, [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
+    ways = WAYS[one_of("--sequence-parallel", options.sequence_parallel, *WAYS)]
+    return ways, [Mode(one_of("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
 
 
 def _cases(
@@ -260,7 +265,6 @@ def _put_plan(form: str, cases: Sequence[SplitCase], settings: Settings, names: 
 
 
 def _begin(options: TrainOptions | TpOptions, form: str) -> None:
-    text.check("--format", form, "table", "json")
     request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, logs to stderr
 

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Case, Mode, Precision, Scope, expand, parse_dtypes, parse_tokens
-from swiglu_bench.cases.errors import BadInput, one_line
+from swiglu_bench.cases.errors import BadInput, matching, one_line
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
 from swiglu_bench.options import (
@@ -44,6 +44,7 @@ from swiglu_bench.options import (
     complete_shapes,
     option,
 )
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import grouped
 from swiglu_bench.show import text
 from swiglu_bench.tasks.sweep import start_forkserver
@@ -72,10 +73,11 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
 
     Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
     """
-    text.check("--format", form, text.TABLE, "json")
     dtypes = parse_dtypes(options.dtype) if options.dtype is not None else [None]
     if len(dtypes) > 1:
         raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
+    if options.out and run_folder.has_rows(options.out, run_folder.AUDIT):
+        raise BadInput(f"--out: {options.out} has the cells of an earlier audit; give another folder.")
     device = request.find_device(options.device, interpret=True)
     scopes = request.scopes_of(options.scope if options.scope is not None else ",".join(Scope))
     chosen = request.implementations_of(options)
@@ -110,7 +112,6 @@ def selftest(
 
     Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
     """
-    text.check("--format", form, text.TABLE, "json")
     if not zoo and false_alarms == 0:
         raise BadInput("--no-zoo and --false-alarms 0 leave nothing to run; leave one of them out.")
     chosen_device = request.find_device(device, interpret=True)
@@ -143,10 +144,9 @@ def inspect(
 
     Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
     """
-    text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.cases.shapes import dense_shapes, with_tokens
 
-    matches = [re.fullmatch(r"(?:sm_)?(\d+)(\d)a?", part.strip()) for part in target.split(",")]
+    matches = [re.fullmatch(r"(?:sm_)?(\d{1,2})(\d)a?", part.strip()) for part in target.split(",")]
     if not all(matches):
         raise BadInput(f"--target: {target!r} is not a list of compute capabilities; give sm_80, sm_90 or sm_100.")
     capabilities = [(int(match[1]), int(match[2])) for match in matches if match]
@@ -223,6 +223,16 @@ def _tables(reports: Iterable[Resources]) -> Iterator[Table]:
 
 # The fastest tiles
 
+KERNELS = (
+    "forward", "forward-preact", "recompute", "input-grad", "input-grad-fused", "weight-grad", "weight-grad-fused",
+    "mlp-hidden-grad", "mlp-weight-grad", "experts-gate-up", "experts-down", "experts-hidden-grad",
+    "experts-input-grad", "experts-weight-grad", "experts-down-weight-grad",
+)  # fmt: skip
+"""The names of `swiglu_kernels.tiles.candidates.KERNELS`, whose import takes seconds."""
+NEEDS_GPU = (
+    "tune needs an NVIDIA GPU of compute capability 8.0 or newer and Triton, because it times kernels; --show and "
+    "--clear work anywhere."
+)
 DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad,experts-*"
 """Those that swiglu_glu launches by default, and for mixtures of experts those of swiglu_experts."""
 TUNE_LEGEND = (
@@ -262,9 +272,11 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
 
     Example: swiglu-bench tune --shapes llama7b --tokens 1,16,128,1024 --kernel forward
     """
-    text.check("--format", form, text.TABLE, "json")
     if options.show and options.clear:
         raise BadInput("--show was given together with --clear; leave one of them out.")
+    matching(KERNELS, request.split([options.kernel], "--kernel"), "--kernel: there is no kernel {!r}")
+    if not (options.show or options.clear) and request.device_type(options.device) == "cpu":
+        raise BadInput(NEEDS_GPU)
     from swiglu_bench.machine import machine
     from swiglu_bench.show.console import Screen
     from swiglu_bench.tasks import tune as task
@@ -293,10 +305,7 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
         say(f"{TUNE_LEGEND} Kept in {path}", style="dim")
         return
     if here is None or backend_for(device) == "torch":
-        raise BadInput(
-            "tune needs an NVIDIA GPU of compute capability 8.0 or newer and Triton, because it times kernels; "
-            "--show and --clear work anywhere."
-        )
+        raise BadInput(NEEDS_GPU)
     shapes, dtypes = load_shapes(options.shapes, options.seed), parse_dtypes(options.dtype)
     tokens = parse_tokens(options.tokens) if options.tokens is not None else None
     jobs = task.jobs_of(options.kernel, shapes, dtypes, tokens, device, here)

@@ -16,7 +16,7 @@ import typer
 
 from swiglu_bench import options, request
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
-from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.errors import BadInput, one_of
 from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, command_of, option
 from swiglu_bench.rows.record import unique
 from swiglu_bench.show import text
@@ -97,8 +97,8 @@ def _compare(
 
     Example: swiglu-bench compare earlier/forward results/nvidia-h200/forward
     """
-    text.check("--format", form, "table", "github", *text.ROWS)
-    text.check("--by", by, "auto", "ratio", "time")
+    one_of("--format", form, "table", "github", *text.ROWS)
+    one_of("--by", by, "auto", "ratio", "time")
     share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", max_regression)
     if not share:
         raise BadInput(f"--max-regression: {max_regression!r} is not a percentage; give one such as 2% or 0.5%.")
@@ -172,10 +172,10 @@ def _show(
 
     Example: swiglu-bench show results/nvidia-h200/step-mlp --baseline compile --sort ratio
     """
-    text.check("--format", form, "table", "github", "parquet", *text.ROWS)
+    one_of("--format", form, "table", "github", "parquet", *text.ROWS)
     export, pivot = wanted.export, wanted.pivot
     if export is not None:
-        text.check("--export", export, *text.EXPORTS)
+        one_of("--export", export, *text.EXPORTS)
     if (export or wanted.schema) and (pivot or form != text.TABLE or (export and wanted.schema)):
         raise BadInput("--export, --schema, --pivot and --format exclude each other; give one of them.")
     if wanted.schema:
@@ -243,7 +243,6 @@ def history(
 
     Example: swiglu-bench history results
     """
-    text.check("--format", form, "table", *text.ROWS)
     from swiglu_bench.show.history import COLUMNS, history_tables, lines
 
     if not root.is_dir():
@@ -264,7 +263,6 @@ def publish(
 
     Example: swiglu-bench publish results/nvidia-h200/forward --wandb-tags reference
     """
-    text.check("--format", form, text.TABLE, "json")
     from contextlib import closing
 
     from swiglu_bench.machine.machine import slug_of
@@ -325,7 +323,6 @@ def report(
 
     Example: swiglu-bench report results/nvidia-h200/{forward,step,memory} -o report.html
     """
-    text.check("--format", form, text.TABLE, "json")
     missing = [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise BadInput(f"report needs {', '.join(missing)}; install them with: pip install {' '.join(missing)}.")
@@ -446,8 +443,7 @@ def _recommend(wanted: RecommendOptions, form: options.Form = "table") -> None:
 
     Example: swiglu-bench recommend --shapes llama7b --tokens 1k,8k --max-memory 1GiB
     """
-    text.check("--format", form, "table", *text.ROWS)
-    text.check("--mode", wanted.mode, "forward", "backward", "step")
+    one_of("--mode", wanted.mode, "forward", "backward", "step")
     most = _bytes("--max-memory", wanted.max_memory) if wanted.max_memory is not None else None
     if not wanted.run:
         request.check_names(vars(wanted))

@@ -14,6 +14,8 @@ from typer import Argument
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Case, Scope
 from swiglu_bench.cases.errors import matching
+from swiglu_bench.machine.machine import describe, find_device, without_torch
+from swiglu_bench.machine.system import gpu_index, visible_gpus
 from swiglu_bench.options import OUTPUT, SHAPE, TIMEOUT_S, WHAT, Device, JsonForm, option
 from swiglu_bench.rows.figures import token_text
 from swiglu_bench.show import text
@@ -51,21 +53,21 @@ def list_(
 
     Example: swiglu-bench list --shapes
     """
-    text.check("--format", form, text.TABLE, "json")
     told: dict[str, Any] = {"kind": "list"}
     everything = form == "json"
-    capability = None if machine or everything else _capability(device)
-    if capability is None:  # or what only torch knows is asked for, whose import takes seconds
-        from swiglu_bench.machine.machine import describe, find_device
-
-        this = describe(found := find_device(device))
-        from swiglu_kernels.hopper.shared import why_aside  # imports Triton, whose interpreter is chosen before
-
-        told["machine"] = this.as_dict() | {"kernels_that_step_aside": why_aside(found) or ""}
-        capability = this.compute_capability
+    gpus = visible_gpus() if device != "cpu" else []
+    if gpus is None:  # only torch knows, whose import takes seconds
+        this = describe(find_device(device)).as_dict()
+    else:
+        index = gpu_index(device, len(gpus))
+        this = without_torch(None if index is None else gpus[index])
+    if machine or everything:
+        told["machine"] = this
     told |= _shapes_and_sweeps() if shapes or everything else {}
     if everything or not (shapes or machine):
-        told["implementations"] = implementations(request.catalogue(request.loader(TIMEOUT_S)), capability)
+        told["implementations"] = implementations(
+            request.catalogue(request.loader(TIMEOUT_S)), this["compute_capability"]
+        )
     if names:
         _choose(told, request.split(names, "NAME"))
     if everything:
@@ -73,17 +75,6 @@ def list_(
         return
     for part in tables(told, detail, shapes, machine):
         text.screen().print(part, highlight=False)
-
-
-def _capability(device: str | None) -> str | None:
-    """The compute capability of the GPU that is listed for, "" for a CPU; None where only torch knows. No torch."""
-    from swiglu_bench.machine.system import capabilities, gpu_index
-
-    known = capabilities() if device != "cpu" else []
-    if known is None:
-        return None
-    index = gpu_index(device, len(known))
-    return "" if index is None else known[index]
 
 
 def _choose(told: dict[str, Any], patterns: Sequence[str]) -> None:

@@ -49,7 +49,6 @@ def ceilings(
 
     Example: swiglu-bench ceilings --dtype bf16
     """
-    text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.machine import machine
     from swiglu_bench.machine.ceilings_cache import Limits
     from swiglu_bench.measure.clock import make_clock
@@ -146,10 +145,11 @@ def noise(
 
     Example: swiglu-bench noise --pairs 100
     """
-    text.check("--format", form, text.TABLE, "json")
     counts = parse_tokens(tokens) if tokens is not None else []
     if len(counts) > 1:
         raise BadInput(f"--tokens: noise takes one token count, and {tokens!r} has {len(counts)}; leave others out.")
+    if out and run_folder.has_rows(out, LAYOUTS["noise"].file):
+        raise BadInput(f"--out: {out / LAYOUTS['noise'].file} is there already; give another folder.")
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.loop import Ending
     from swiglu_bench.machine import machine
@@ -168,8 +168,6 @@ def noise(
     case = Case(shape, counts[0] if counts else 8192 if on_gpu else 64, dtype, Scope.GLU, Mode.FORWARD)
     this, screen = machine.describe(chosen), Screen(text.screen(form))
     path = (out or default_folder(this, "noise", machine.now())) / LAYOUTS["noise"].file
-    if run_folder.has_rows(path.parent, path.name):
-        raise BadInput(f"--out: {path} is there already; give another folder.")
     settings = Settings(Task.TIME, chosen, "noise", machine.run_id(machine.now()), rule=Rule(budget_s=budget))
     found: list[Record] = []
     with held(chosen, wait), ExitStack() as stack:
@@ -237,7 +235,6 @@ def doctor(
 
     Example: swiglu-bench doctor --clock
     """
-    text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.machine import machine
     from swiglu_bench.machine.doctor import Severity, examine
 

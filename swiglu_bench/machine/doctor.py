@@ -17,7 +17,7 @@ from packaging.version import Version
 from swiglu_bench.contenders.fused import unsloth
 from swiglu_bench.contenders.pytorch import compiled
 from swiglu_bench.machine.machine import installed
-from swiglu_bench.machine.system import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer, capabilities, file_value, look
+from swiglu_bench.machine.system import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer, file_value, look, visible_gpus
 from swiglu_bench.measure import profilers
 
 TESTED = {"torch": ("2.11", "2.15"), "triton": ("3.6", "3.9"), "liger-kernel": ("0.8.5", "0.8.5")}
@@ -70,7 +70,7 @@ def examine(device: torch.device, cross_check: bool = False) -> Iterator[Finding
 def gpu_findings(device: torch.device) -> Iterator[Finding]:
     """Those about the GPU; where there is none, what can be done without."""
     if device.type != "cuda":
-        if capabilities() and not torch.cuda.device_count():
+        if visible_gpus() and not torch.cuda.device_count():
             advice = "Install a PyTorch for the CUDA version of the driver, or update the driver."
             yield Finding("GPU", "the driver lists one, and PyTorch cannot use it", FAIL, advice)
         else:

@@ -11,13 +11,14 @@ import platform
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.machine import sources
-from swiglu_bench.machine.system import Gpu, NoAnswer, file_value, gpu_index, gpu_uuid
+from swiglu_bench.machine.system import Gpu, NoAnswer, file_value, gpu_index, gpu_uuid, of_torch
 from swiglu_bench.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,16 @@ class Machine:
 
 def find_device(text: str | None) -> torch.device:
     """The device for 'cpu', 'cuda' or 'cuda:1'; None means a GPU if there is one. Raises BadInput for others."""
+    import torch
+
     index = gpu_index(text, torch.cuda.device_count())
     return torch.device("cpu") if index is None else torch.device("cuda", index)
 
 
 def describe(device: torch.device) -> Machine:
     """Read everything that a Machine states."""
+    import torch
+
     from swiglu_kernels.tiles import tuning  # imports Triton, whose interpreter `request.find_device` chooses before
 
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -108,33 +113,37 @@ def describe(device: torch.device) -> Machine:
     if gpu:
         with contextlib.suppress(NoAnswer):
             nvml = Gpu(device)
-    return Machine(
-        host=platform.node(),
-        gpu_index=nvml.maybe(nvml.index) if nvml else None,
-        gpu_uuid=gpu_uuid(device),
-        device=gpu.name if gpu else _cpu_name(),
-        device_type=device.type,
-        memory_bytes=gpu.total_memory if gpu else host_memory_bytes(),
-        sm_count=gpu.multi_processor_count if gpu else None,
-        cache_bytes=gpu.L2_cache_size if gpu else _cpu_cache_bytes(),
-        compute_capability=capability(device),
-        power_limit_w=nvml.maybe(nvml.power_limit_w) if nvml else None,
-        driver=(nvml and nvml.maybe(nvml.driver)) or "",
-        cuda=torch.version.cuda or "" if gpu else "",
-        torch=torch.__version__,
-        triton=installed("triton"),
-        liger_kernel=installed("liger-kernel"),
-        python=platform.python_version(),
-        system=platform.platform(),
-        cpu=_cpu_name(),
-        cpu_threads=torch.get_num_threads(),
-        version=_own_version(),
-        tuned_tiles=tuning.digest(device),
+    found = without_torch(nvml) | {"cpu_threads": torch.get_num_threads(), "tuned_tiles": tuning.digest(device)}
+    if gpu:
+        found |= {
+            "gpu_uuid": gpu_uuid(device), "device": gpu.name, "device_type": "cuda", "memory_bytes": gpu.total_memory,
+            "sm_count": gpu.multi_processor_count, "cache_bytes": gpu.L2_cache_size, "cuda": torch.version.cuda or "",
+            "compute_capability": capability(device),
+        }  # fmt: skip
+    return Machine(**found)
+
+
+def without_torch(gpu: Gpu | None) -> dict[str, Any]:
+    """What a Machine states of a GPU, or of a CPU for None, as far as NVML and the installed packages tell it."""
+    name, memory_bytes = (
+        (gpu.maybe(gpu.name) or "", gpu.maybe(gpu.memory_bytes)) if gpu else (_cpu_name(), host_memory_bytes())
     )
+    return {
+        "host": platform.node(), "gpu_index": gpu and gpu.maybe(gpu.index), "gpu_uuid": gpu.uuid if gpu else "",
+        "device": name, "device_type": "cuda" if gpu else "cpu", "memory_bytes": memory_bytes, "sm_count": None,
+        "cache_bytes": None if gpu else _cpu_cache_bytes(),
+        "compute_capability": (gpu and gpu.maybe(gpu.capability)) or "",
+        "power_limit_w": gpu and gpu.maybe(gpu.power_limit_w), "driver": (gpu and gpu.maybe(gpu.driver)) or "",
+        "cuda": of_torch("cuda") if gpu else "", "torch": of_torch("__version__"), "triton": installed("triton"),
+        "liger_kernel": installed("liger-kernel"), "python": platform.python_version(),
+        "system": platform.platform(), "cpu": _cpu_name(), "version": _own_version(),
+    }  # fmt: skip
 
 
 def capability(device: torch.device) -> str:
     """The compute capability of a GPU, as "9.0"; "" for a CPU."""
+    import torch
+
     return "{}.{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else ""
 
 
@@ -146,6 +155,8 @@ def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 def free_memory_bytes(device: torch.device) -> int:
     """Bytes that a case may still take on the device."""
     if device.type == "cuda":
+        import torch
+
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reusable
     return host_memory_bytes(available=True)

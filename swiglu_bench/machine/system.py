@@ -240,23 +240,53 @@ def gpu_index(text: str | None, count: int | None) -> int | None:
     return index
 
 
-def capabilities() -> list[str] | None:
-    """The compute capabilities, as "9.0", of the GPUs that CUDA shows to this process, without torch.
+def gpu_indices(text: str, count: int | None) -> list[int]:
+    """The GPUs that --gpus names by index, or `all`, of `count` or of any number. Raises BadInput."""
+    words = [word.strip() for word in text.split(",")]
+    if text.strip() != "all" and not all(re.fullmatch(r"\d{1,4}", word) for word in words):
+        raise BadInput(f"--gpus: {text!r} are no GPUs; give indices as 0,1,2,3, or all.")
+    if count == 0:
+        raise BadInput("--gpus: this machine has no usable CUDA GPU; leave it out.")
+    indices = list(range(count or 0)) if text.strip() == "all" else [int(word) for word in words]
+    if beyond := [index for index in indices if count is not None and index >= count]:
+        there = "there is only GPU 0" if count == 1 else f"there are only GPUs 0 to {(count or 0) - 1}"
+        raise BadInput(f"--gpus: {beyond[0]} was asked for, but {there}.")
+    if len(set(indices)) < len(indices):
+        raise BadInput(f"--gpus: {text} names a GPU twice; name each once.")
+    return indices
+
+
+def check_address(address: str) -> None:
+    """Raise BadInput for a --ray that is no address, or where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise BadInput("--ray needs Ray, which is not installed; install swiglu-bench[cluster].")
+    if address != "auto" and ("://" in address or not re.fullmatch(r".+:\d{1,5}", address)):
+        raise BadInput(f"--ray: {address!r} is no address; give auto or HOST:PORT, on a host of the cluster.")
+
+
+def of_torch(name: str) -> str:
+    """What the file version.py of the installed torch says of `__version__` or `cuda`, without its import."""
+    found = importlib.util.find_spec("torch")
+    version = Path(found.origin).with_name("version.py") if found and found.origin else None
+    said = file_value(version, rf"^{name}\b[^=]*= *(\S+)") if version else None
+    return "" if said in (None, "None") else str(said).strip("'\"")
+
+
+def visible_gpus() -> list[Gpu] | None:
+    """The GPUs that CUDA shows to this process, in its order, without torch.
 
     NVML tells them in some milliseconds. None where it cannot say which of the machine's GPUs these are.
     """
     import pynvml
 
-    found = importlib.util.find_spec("torch")
-    version = Path(found.origin).with_name("version.py") if found and found.origin else None
-    if version and file_value(version, r"^cuda\b[^=]*= *(\S+)") == "None":
+    if not of_torch("cuda"):
         return []
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        known = [".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))) for handle in handles]
-        names = {pynvml.nvmlDeviceGetName(handle) for handle in handles}
-    except pynvml.NVMLError:
+        known = [Gpu(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        names = {gpu.name() for gpu in known}
+    except (pynvml.NVMLError, NoAnswer):
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
@@ -280,14 +310,15 @@ class NoAnswer(Exception):
 class Gpu:
     """Questions to NVML about one GPU; each raises NoAnswer where the driver or the card does not support it."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Open the GPU that CUDA calls `device`. Raises NoAnswer without a driver, NVML or the GPU's identifier."""
+    def __init__(self, device: torch.device | str) -> None:
+        """Open what CUDA calls `device`, or has this UUID. Raises NoAnswer without a driver, NVML or an identifier."""
         import pynvml
 
         self.nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
-            self.handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(device))
+            self.uuid = device if isinstance(device, str) else gpu_uuid(device)
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
         except pynvml.NVMLError as error:
             raise NoAnswer(f"NVML does not answer: {error}") from None
 
@@ -313,6 +344,18 @@ class Gpu:
             return question()
         except NoAnswer:
             return None
+
+    def name(self) -> str:
+        """The model, as the driver names it."""
+        return str(self.ask("Name"))
+
+    def capability(self) -> str:
+        """The compute capability, as "9.0"."""
+        return "{}.{}".format(*self.ask("CudaComputeCapability"))
+
+    def memory_bytes(self) -> int:
+        """All of its memory, of which the driver keeps a part."""
+        return int(self.ask("MemoryInfo").total)
 
     def driver(self) -> str:
         """Version of the driver."""

@@ -12,6 +12,7 @@ import csv
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -85,6 +86,22 @@ def has_rows(folder: Path, name: str = RECORDS) -> bool:
         return len((folder / name).read_bytes().splitlines()) > 1
     except OSError:
         return False
+
+
+def check_out(folder: Path | None, resume: bool, force: bool) -> None:
+    """Raise BadInput for an --out that is a file, or that has rows which neither option speaks of; and for the two."""
+    for name, given in (("resume", resume), ("force", force)):
+        if given and not folder:
+            raise BadInput(f"--{name} needs a folder that has rows; give it as --out FOLDER.")
+    if resume and force:
+        raise BadInput("--resume was given together with --force; leave one of them out.")
+    if folder and os.path.isfile(folder):
+        raise BadInput(f"--out: {folder} is a file; give a folder.")
+    if folder and not (resume or force) and has_rows(folder):
+        raise BadInput(
+            f"--out: {folder} has rows of an earlier run; add --resume to keep them and run what is "
+            "missing, or --force to delete them and start again, or give another folder."
+        )
 
 
 def remove_rows(folder: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from swiglu_bench.cases.cases import ACTIVATIONS, WEIGHTS, Scope
-from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.figures import as_csv, cell, figures, reason, write_whole
 from swiglu_bench.rows.figures import schema as row_schema
 from swiglu_bench.rows.record import LAYOUTS, SCHEMA_VERSION, Record, Status, TensorCheck
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 
 TABLE = "table"
 ROWS = ("json", "jsonl", "csv")
-
-
-def check(option: str, value: str, *known: str) -> str:
-    """The value of an option; raises BadInput for one that it does not have."""
-    if value not in known:
-        near = did_you_mean(value, known)
-        raise BadInput(f"{option}: {value!r} is not one of {', '.join(known)}{'; ' + near if 'mean' in near else '.'}")
-    return value
 
 
 def screen(form: str = TABLE) -> Console:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swiglu_bench.options import SweepOptions
 from swiglu_bench.request import requested
+from swiglu_bench.rows import run_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,9 +30,13 @@ def task_of(settings: Settings) -> CaseTask:
 
 def perform(command: str, options: SweepOptions, console: Console, line: str) -> tuple[int, FinishedRun]:
     """Do what the command `line` asks for: its exit status and its rows. Raises BadInput before any work starts."""
-    if not options.in_process and command != "verify":  # which may yet need Triton's interpreter
-        start_forkserver()
-    with requested(command, options, console, line) as request:
+
+    def checked() -> None:
+        run_folder.check_out(options.out, options.resume, options.force)
+        if not options.in_process and command != "verify":  # which may yet need Triton's interpreter
+            start_forkserver()
+
+    with requested(command, options, console, line, checked) as request:
         if not options.in_process:
             start_forkserver()
         from swiglu_bench.loop import sweep
@@ -52,8 +57,6 @@ def perform(command: str, options: SweepOptions, console: Console, line: str) ->
 
 def keep_baseline(name: str, command: str, folder: Path, status: int, console: Console) -> None:
     """Save a run that ended well as a baseline, and say where, or why not."""
-    from swiglu_bench.rows import run_folder
-
     if status:
         said = f"Warning: the baseline {name} is not saved, because the command exits with {status}."
     else:

@@ -22,7 +22,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from swiglu_bench.cases.cases import Dtype, Shape
-from swiglu_bench.cases.errors import BadInput, did_you_mean, one_line
+from swiglu_bench.cases.errors import BadInput, matching, one_line
 from swiglu_bench.machine.machine import now
 from swiglu_bench.measure.clock import Clock, DeviceLost, answers
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
@@ -233,12 +233,9 @@ def jobs_of(
     device: torch.device, here: TunedMachine,
 ) -> list[Job]:  # fmt: skip
     """Everything to tune, checked before any work; `kernels` are names or globs. Raises BadInput."""
-    names: list[str] = []
-    for pattern in (part.strip() for part in kernels.split(",")):
-        hits = fnmatch.filter(KERNELS, pattern)
-        if not hits:
-            raise BadInput(f"--kernel: there is no kernel {pattern!r}; {did_you_mean(pattern, list(KERNELS))}")
-        names += [name for name in hits if name not in names]
+    patterns = [part.strip() for part in kernels.split(",")]
+    matching(list(KERNELS), patterns, "--kernel: there is no kernel {!r}")
+    names = list(dict.fromkeys(name for pattern in patterns for name in fnmatch.filter(KERNELS, pattern)))
     wanted = [getattr(torch, dtype.value) for dtype in dict.fromkeys(dtypes)]
     if not set(wanted) <= set(TUNED_DTYPES):
         raise BadInput("--dtype: float32 keeps its shipped tiles; give bf16 or fp16.")

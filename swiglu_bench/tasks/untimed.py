@@ -218,8 +218,6 @@ def run_audit(
 
 
 def _opened(folder: Path, about: dict[str, Any]) -> Table:
-    if run_folder.has_rows(folder, run_folder.AUDIT):
-        raise BadInput(f"--out: {folder} has the cells of an earlier audit; give another folder.")
     run_folder.create_folder(folder)
     run_folder.write_run_file(folder, about)
     return Table(folder / run_folder.AUDIT, LAYOUTS["audit"].columns())

@@ -19,7 +19,10 @@ from typing import Any
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 CONTEXT = multiprocessing.get_context(METHOD)
-PRELOAD = ["swiglu_bench.worker.worker", "swiglu_bench.worker.workbench", "swiglu_bench.worker.judge_bench"]
+PRELOAD = [
+    "swiglu_bench.worker.worker", "swiglu_bench.worker.workbench", "swiglu_bench.worker.judge_bench",
+    "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, in a quarter of a second
+]  # fmt: skip
 CONTEXT.set_forkserver_preload(PRELOAD)
 LOCK = threading.Lock()
 """Held while the environment is another, and while an exit status is read: starting a process reads those of all

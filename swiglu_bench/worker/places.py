@@ -23,6 +23,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import locks, machine, sources
 from swiglu_bench.machine.machine import Machine
+from swiglu_bench.machine.system import gpu_indices
 from swiglu_bench.rows.record import Record
 from swiglu_bench.worker.child import DoesNotEnd, Stopped
 from swiglu_bench.worker.court import CaseTask, Court
@@ -307,20 +308,8 @@ def check_alike(first: Place, other: Place) -> None:
 
 def gpus(text: str) -> list[Place]:
     """The places that `--gpus` names by index, or `all`; raises BadInput where they are not there or not alike."""
-    count = torch.cuda.device_count()
-    words = [word.strip() for word in text.split(",")]
-    if text.strip() != "all" and not all(re.fullmatch(r"\d{1,4}", word) for word in words):
-        raise BadInput(f"--gpus: {text!r} are no GPUs; give indices as 0,1,2,3, or all.")
-    if not count:
-        raise BadInput("--gpus: this machine has no usable CUDA GPU; leave it out.")
-    indices = list(range(count)) if text.strip() == "all" else [int(word) for word in words]
-    if beyond := [index for index in indices if index >= count]:
-        there = "there is only GPU 0" if count == 1 else f"there are only GPUs 0 to {count - 1}"
-        raise BadInput(f"--gpus: {beyond[0]} was asked for, but {there}.")
-    if len(set(indices)) < len(indices):
-        raise BadInput(f"--gpus: {text} names a GPU twice; name each once.")
     found = []
-    for index in indices:
+    for index in gpu_indices(text, torch.cuda.device_count()):
         this = machine.describe(torch.device("cuda", index))
         found.append(Place(index, this, {"CUDA_VISIBLE_DEVICES": visible(index, this.gpu_uuid, os.environ)}))
         check_alike(found[0], found[-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import logging
 import os
 import re
@@ -23,6 +22,7 @@ import torch
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
+from swiglu_bench.machine.system import check_address
 from swiglu_bench.version import __version__
 from swiglu_bench.worker.member import Member
 from swiglu_bench.worker.places import CaseRows, Lost, Place, Places, Work, check_alike
@@ -244,14 +244,9 @@ class RayCluster(Places):
 
 
 def _connected(address: str) -> Any:
-    if importlib.util.find_spec("ray") is None:
-        raise BadInput("--ray needs Ray, which is not installed; install swiglu-bench[cluster].")
-    if "://" in address:
-        raise BadInput(f"--ray: {address!r} is no address; give auto or HOST:PORT, on a host of the cluster.")
+    check_address(address)
     if address != "auto":
         host, _, port = address.rpartition(":")
-        if not host or not re.fullmatch(r"\d{1,5}", port):
-            raise BadInput(f"--ray: {address!r} is no address; give auto or HOST:PORT.")
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         except (OSError, OverflowError) as error:

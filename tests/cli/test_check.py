@@ -12,7 +12,7 @@ from command_line import Ran, swiglu_bench
 from fake_clock import FakeClock
 from specimens import a_cell
 
-from swiglu_bench import loop
+from swiglu_bench import loop, request
 from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.measure import clock as clock_module
 from swiglu_bench.rows.record import AuditVerdict, Record
@@ -151,6 +151,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if backend_for(torch.device("cpu")) != "interpreter":
         pytest.skip("Triton's interpreter is not in use")
     monkeypatch.setattr(tuning, "machine_of", lambda device: HERE)
+    monkeypatch.setattr(request, "device_type", lambda _: "cuda")
     monkeypatch.setattr(clock_module, "make_clock", lambda device: FakeClock(lambda launch: float(launch.num_stages)))
 
 
@@ -253,5 +254,6 @@ def test_bad_input_is_one_sentence_before_any_work(
 def test_a_cpu_has_nothing_to_tune_and_switched_off_neither_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tune needs an NVIDIA GPU" in tune().complaint
     monkeypatch.setenv(tuning.VARIABLE, "off")
+    monkeypatch.setattr(request, "device_type", lambda _: "cuda")
     for option in ("--show", "--clear", "--kernel=forward"):
         assert tune(option).complaint.startswith("SWIGLU_KERNELS_TUNING is off")

@@ -1,5 +1,6 @@
 """The examples of kernels/examples run; where the package that one is for is missing, with a stand-in for it."""
 
+import copy
 import functools
 import importlib.util
 import sys
@@ -34,7 +35,7 @@ def test_a_trainer_of_hugging_face_learns_the_same(capsys: pytest.CaptureFixture
     sizes = ["--steps", "3", "--batch", "2", "--context", "16", "--hidden", "32", "--intermediate", "48"]
     stock, patched = loaded("hf_trainer").main(sizes)
     assert len(stock.losses) == len(stock.times_ms) == 3
-    assert patched.losses == pytest.approx(stock.losses, rel=1e-3)
+    assert patched.losses == pytest.approx(stock.losses, rel=2e-2 if torch.cuda.is_available() else 1e-3)
     assert stock.losses[0] != stock.losses[-1]
     assert "LlamaMLP -> FusedSwiGLUMLP" in capsys.readouterr().out
 
@@ -96,10 +97,10 @@ def test_a_plugin_of_sglang_stands_around_its_mlps(monkeypatch: pytest.MonkeyPat
 class FeedForward(nn.Module):
     """As torchtitan's."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 16, intermediate: int = 24) -> None:
         super().__init__()
-        self.w1, self.w3 = (nn.Linear(16, 24, bias=False) for _ in range(2))
-        self.w2 = nn.Linear(24, 16, bias=False)
+        self.w1, self.w3 = (nn.Linear(hidden, intermediate, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
@@ -127,6 +128,23 @@ def test_a_converter_of_torchtitan_keeps_parameters_and_results() -> None:
     on_meta = nn.Sequential(FeedForward()).to("meta")  # where torchtitan converts
     converter.convert(on_meta)
     assert isinstance(on_meta[0], example.FusedForward)
+
+
+@pytest.mark.gpu
+def test_a_converted_model_on_a_gpu() -> None:
+    torch.set_default_device("cuda")
+    try:
+        model, x = nn.Sequential(FeedForward(512, 1376)).bfloat16(), torch.randn(300, 512, dtype=torch.bfloat16)
+    finally:
+        torch.set_default_device(None)
+    truth = copy.deepcopy(model).double()(x.double())
+    stock = model(x)
+    loaded("torchtitan_converter").SwiGLUConverter().convert(model)
+    with torch.profiler.profile() as profile:
+        converted = model(x)
+    stock_error, error = ((out.double() - truth).norm() / truth.norm() for out in (stock, converted))
+    assert error <= 1.1 * stock_error
+    assert any("swiglu" in event.key for event in profile.key_averages())
 
 
 def test_an_override_of_torchtitan_itself() -> None:

@@ -75,9 +75,9 @@ def test_what_is_not_said_is_unknown_or_a_warning_and_no_gpu_a_failure(monkeypat
     assert [finding.severity for finding in findings.values()].count(UNKNOWN) == len(questions)
     findings = found(monkeypatch, Init=NVMLError("Driver Not Loaded"))
     assert {name: finding.severity for name, finding in findings.items()} == {"GPU": OK, "NVML": WARN}
-    monkeypatch.setattr(doctor, "capabilities", list)
+    monkeypatch.setattr(doctor, "visible_gpus", list)
     assert {finding.severity for finding in gpu_findings(CPU)} <= {OK, WARN}
-    monkeypatch.setattr(doctor, "capabilities", lambda: ["9.0"])
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: ["9.0"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert next(gpu_findings(CPU)).severity is FAIL
 

@@ -51,6 +51,7 @@ def test_a_cpu_is_described() -> None:
     assert THIS.sm_count is THIS.power_limit_w is THIS.gpu_index is THIS.datasheet is None
     assert THIS.driver == THIS.cuda == THIS.compute_capability == THIS.gpu_uuid == ""
     assert Machine(**json.loads(json.dumps(THIS.as_dict()))) == THIS
+    assert machine.without_torch(None).items() <= THIS.as_dict().items()
 
 
 @pytest.mark.parametrize(

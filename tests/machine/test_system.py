@@ -16,6 +16,7 @@ from fake_nvml import FakeNvml, NVMLError, install
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import system as module
+from swiglu_bench.machine.machine import without_torch
 from swiglu_bench.machine.system import THROTTLES, Gpu, LoadWatch, NoAnswer, look
 from swiglu_bench.options import TimingOptions
 from swiglu_bench.request import _locked
@@ -168,17 +169,21 @@ def test_a_real_gpu_answers() -> None:
 @pytest.mark.parametrize(("visible", "listed"), [
     (None, ["9.0", "9.0"]), ("1", ["9.0"]), ("1,7", ["9.0"]), ("", []), ("-1", []), ("GPU-1", None), ("0,0", None),
 ])  # fmt: skip
-def test_capabilities_without_torch(
-    visible: str | None, listed: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_without_torch(visible: str | None, listed: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    install(monkeypatch, FakeNvml(Count=2, HandleByIndex="a GPU", CudaComputeCapability=(9, 0), Name="NVIDIA H200"))
+    answers = {"Count": 2, "HandleByIndex": "a GPU", "UUID": "GPU-1", "Name": "NVIDIA H200", "Index": 0}
+    install(monkeypatch, FakeNvml(CudaComputeCapability=(9, 0), **answers))
     monkeypatch.setattr(module, "file_value", lambda *_: "None")
-    assert module.capabilities() == [], "a PyTorch for CPUs"
+    assert module.visible_gpus() == [], "a PyTorch for CPUs"
     monkeypatch.setattr(module, "file_value", lambda *_: "'13.0'")
-    assert module.capabilities() == listed
+    found = module.visible_gpus()
+    assert (found and [gpu.capability() for gpu in found]) == listed
+    if found:
+        this = without_torch(found[0])
+        assert (this["device"], this["gpu_uuid"], this["cuda"]) == ("NVIDIA H200", "GPU-1", "13.0")
+        assert (this["memory_bytes"], this["compute_capability"]) == (140 * 2**30, "9.0")
     monkeypatch.setattr(module.ctypes, "CDLL", MagicMock(side_effect=OSError))
     install(monkeypatch, FakeNvml(Init=NVMLError("no driver")))
-    assert module.capabilities() == []
+    assert module.visible_gpus() == []

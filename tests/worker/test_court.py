@@ -337,7 +337,7 @@ def test_nothing_is_left_when_the_caller_stops(tmp_path: Path, others: list[Impl
 def test_what_is_not_timed_is_checked_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     everyone = [from_file(bad.hangs), EAGER, PACKED, from_file(bad.sound)]
-    together, told = a_court(tmp_path, 15.0, Task.VERIFY), []
+    together, told = a_court(tmp_path, 10.0, Task.VERIFY), []
     together.tell = lambda *_: told.append(time.monotonic())
     found = list(together.run(task_of(together.settings), FORWARD, everyone))
     together.end()

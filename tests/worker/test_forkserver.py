@@ -15,7 +15,8 @@ def test_what_children_are_forked_from_is_light_and_has_not_touched_the_gpu() ->
         "import sys, torch\n"
         "def touched(*_): sys.exit('CUDA was asked')\n"
         "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = torch.cuda.init = touched\n"
-        "import swiglu_bench.worker.worker\n"
+        "from swiglu_bench.worker.forkserver import PRELOAD\n"
+        "for name in PRELOAD: __import__(name)\n"
         "assert not torch.cuda.is_initialized()\n"
         "assert 'scipy.stats' not in sys.modules, 'its import takes half a second'\n"
     )

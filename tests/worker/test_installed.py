@@ -30,7 +30,7 @@ def test_a_run_beside_altered_copies_times_the_installed_code(tmp_path: Path) ->
     environment |= {"PYTHONPATH": os.pathsep.join(installed), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, programs / "swiglu-bench", "forward", *OPTIONS, "--out", tmp_path / "run"]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.returncode in (0, 1, 3), done.stdout + done.stderr
     assert not (tmp_path / "imported").exists()
     with (tmp_path / "run" / "records.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -279,8 +279,6 @@ def prepare(
             raise BadInput("--epochs is for images; give the task llama --steps.")
         pieces = text(data, w.sequence, w.batch, device)
         return Experiment(w, pieces, _llama(w), steps or w.steps, device, dtype, precision)
-    if w.task == "digits" and data is not None:
-        raise BadInput("--data is for mnist and llama; the task digits brings its own.")
     images = digits(w.batch, device) if w.task == "digits" else mnist(data, w.batch, device)
     build = functools.partial(Network, images.train[0].shape[1], w.hidden, w.intermediate)
     count = steps or (epochs or w.epochs) * images.steps_per_epoch

@@ -174,7 +174,10 @@ def with_quantised_weight(mlp: Any) -> None:
     mlp.down_proj.weight = nn.Parameter(mlp.down_proj.weight.detach().as_subclass(QuantisedTensor))
 
 
-with_slices = transformers.LlamaConfig(**SIZES, pretraining_tp=2)
+def in_slices(mlp: Any) -> None:
+    mlp.config = transformers.LlamaConfig(**SIZES, pretraining_tp=2)
+
+
 LEFT_ALONE: dict[str, Callable[[Any], object]] = {
     "up_proj: Adapter is not a plain torch.nn.Linear": lambda mlp: setattr(mlp, "up_proj", Adapter(mlp.up_proj)),
     "gate_proj: Linear4bit is not a plain torch.nn.Linear": lambda mlp: setattr(mlp.gate_proj, "__class__", Linear4bit),
@@ -186,7 +189,7 @@ LEFT_ALONE: dict[str, Callable[[Any], object]] = {
     "act_fn: its activation is GELU, not": lambda mlp: setattr(mlp, "act_fn", nn.GELU()),
     "its projections differ in dtype or device": lambda mlp: mlp.down_proj.half(),
     "gate_proj: its weight is torch.float64, the kernels compute in float32": lambda mlp: mlp.double(),
-    "config.pretraining_tp is above 1": lambda mlp: setattr(mlp, "config", with_slices),
+    "config.pretraining_tp is above 1": in_slices,
 }
 
 
