@@ -50,6 +50,7 @@ def find(declared: Implementation) -> Implementation:
         return load(declared.address)
     found = list(vars(importlib.import_module(declared.source)).values())
     found += [thing for group in found if isinstance(group, dict) for thing in group.values()]
+    found += [thing for group in found if isinstance(group, tuple) for thing in group]
     for thing in found:
         candidate = getattr(thing, "implementation", thing)
         if isinstance(candidate, Implementation) and candidate.name == declared.name:
