@@ -164,7 +164,7 @@ def grouped_compiled(problem: Problem) -> Step:
     "batched",
     description="weights copied for each row, torch.bmm: those of its expert; weighted sum; as in transformers",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
-    offers=("bias", "limit", "other_ranks"),
+    offers=("bias", "limit"),
     most_tokens=16,  # of Mixtral's experts, that is 11 GB of copies
 )
 def batched(problem: Problem) -> Step:
@@ -174,9 +174,6 @@ def batched(problem: Problem) -> Step:
     gate = _gate(problem)
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        if problem.case.shape.is_local:  # copies and products are made for them, as in transformers
-            index, weights = of_this_rank(index, weights, len(own["w_down"]))
-            index = index.clamp(max=len(own["w_down"]) - 1)
         expert = index.flatten()
         mine = {name: value[expert] for name, value in own.items()}
         rows = x.repeat_interleave(index.shape[1], 0)[:, :, None]
@@ -481,7 +478,7 @@ def _transformers(problem: Problem, name: str) -> Step:
 
 _BY_TORCH: dict[str, Any] = {"offers": ("bias", "limit", "other_ranks"), "multiple": GROUPED_ALIGNMENT}
 _OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "grouped_mm": _BY_TORCH, "batched_mm": _BY_TORCH | {"most_tokens": 16},
+    "grouped_mm": _BY_TORCH, "batched_mm": {"offers": ("bias", "limit"), "most_tokens": 16},
     "deepgemm": {"trains": "nothing", "gpus": (9, 10), "dtypes": (Dtype.BFLOAT16,), "multiple": 64},
     "sonicmoe": {"gpus": (9, 10), "dtypes": (Dtype.FLOAT16, Dtype.BFLOAT16), "multiple": 8},
 }  # fmt: skip

@@ -15,6 +15,7 @@ UNPREDICTED = {"fused-mlp-chunked", "quack", "quack-tuned", "flash-swiglu-mlp", 
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
 def test_entries_are_complete(one: Implementation) -> None:
     assert [other.name for other in CATALOGUE].count(one.name) == 1
+    assert registry.find(one.declared()).build == one.build, "in its process"
     assert one.description
     assert one.scopes
     unpredicted = one.name in UNPREDICTED or Precision.UNQUANTISED not in one.precisions
