@@ -130,15 +130,14 @@ def stepped(part: dict[str, Any], **options: Any) -> dict[str, torch.Tensor]:
 NUMBERS = itertools.count()
 
 
-def meet_in_files(shared: Any, group: Any, device: torch.device, size_bytes: int) -> tuple[torch.Tensor, list[int]]:
-    """In the place of `Shared._meet`, for processes of one machine without GPUs: memory that begins as NaN."""
+def files(group: Any, device: torch.device, size_bytes: int) -> tuple[torch.Tensor, list[int], Any]:
+    """In the place of symmetric memory, for processes of one machine without GPUs: it begins as NaN."""
     name = f"memory-{next(NUMBERS)}-{dist.get_process_group_ranks(group)[0]}"
     paths = [Path(os.environ["FOLDER"]) / f"{name}-{rank}" for rank in range(group.size())]
-    shared.parts = [torch.from_file(str(path), True, size_bytes, dtype=torch.uint8) for path in paths]
-    shared.parts[group.rank()].fill_(0xFF)
-    shared.wait = partial(dist.barrier, group)
-    shared.wait()
-    return shared.parts[group.rank()], [part.data_ptr() for part in shared.parts]
+    parts = [torch.from_file(str(path), True, size_bytes, dtype=torch.uint8) for path in paths]
+    parts[group.rank()].fill_(0xFF)
+    dist.barrier(group)
+    return parts[group.rank()], [part.data_ptr() for part in parts], lambda: parts and dist.barrier(group)
 
 
 def transports(device: str, world: int) -> tuple[str, ...]:
@@ -152,7 +151,7 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
 
     if device == "cpu":
         os.environ["FOLDER"] = str(folder)
-        parallel.Shared._meet, torch.cuda.is_current_stream_capturing = meet_in_files, lambda: False
+        parallel.internals.symmetric_memory, torch.cuda.is_current_stream_capturing = files, lambda: False
     found: dict[Any, Any] = {}
     for transport in transports(device, world):
         if device == "cpu":
