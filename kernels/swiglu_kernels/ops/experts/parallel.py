@@ -12,7 +12,6 @@ for the counts, and buffers have the rows that came.
 
 import functools
 import socket
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from swiglu_kernels.ops.experts import exchange
 from swiglu_kernels.ops.experts.exchange import RankSizes
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8.operation import Operand
-from swiglu_kernels.runtime import autocast
+from swiglu_kernels.runtime import autocast, internals
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_experts, check_option
 from swiglu_kernels.runtime.operator import not_for_dynamo
@@ -37,8 +36,6 @@ else:  # there are builds without torch.distributed
     Group = getattr(dist, "ProcessGroup", object)
 Tensor = torch.Tensor
 SYMMETRIC, ALL_TO_ALL = "symmetric", "all-to-all"
-PATIENCE = timedelta(minutes=10)
-"""With a rank that does not come, where its group does not say."""
 ALIGN = 256
 """Bytes: where each part of the memory that all ranks read begins."""
 Dtypes = tuple[torch.dtype, torch.dtype]
@@ -77,7 +74,7 @@ class Shared:
         offsets = [0]
         for dtype, height, width in parts.values():
             offsets.append(offsets[-1] + -(-height * width * dtype.itemsize // ALIGN) * ALIGN)
-        memory, addresses = self._meet(group, device, offsets[-1])
+        memory, addresses, self.wait = internals.symmetric_memory(group, device, offsets[-1])
         self.size = size
         self.own: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
@@ -86,17 +83,6 @@ class Shared:
             self.own[name] = memory[offset:][: height * width * dtype.itemsize].view(dtype)
             self.tables[name] = torch.tensor([address + offset for address in addresses], device=device)
         self._side, self.recorded = "", False
-
-    def _meet(self, group: Group, device: torch.device, size_bytes: int) -> tuple[Tensor, list[int]]:
-        """Return this rank's memory, and each rank's address as this one sees it."""
-        from torch.distributed import _symmetric_memory
-
-        memory = _symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
-        handle = _symmetric_memory.rendezvous(memory, group.group_name)
-        options = getattr(group._get_backend(device), "options", None)
-        timeout_ms = int(getattr(options, "_timeout", PATIENCE).total_seconds() * 1000)
-        self.wait = functools.partial(handle.barrier, channel=0, timeout_ms=timeout_ms)
-        return memory, [handle.get_buffer(rank, (1,), torch.uint8).data_ptr() for rank in range(group.size())]
 
     def begin(self, side: str) -> None:
         """Wait until no rank reads what is to be written, "tokens" or "results".
