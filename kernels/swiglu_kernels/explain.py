@@ -7,7 +7,7 @@ import torch
 from swiglu_kernels.ops.experts import fp8_experts, parallel, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.fp8.choice import EXPERTS_PAY_FROM, pays_from, way_of_glu
+from swiglu_kernels.ops.fp8.choice import experts_pay, way_of_glu, where_it_pays
 from swiglu_kernels.ops.gate.formula import Formula, Limit, check_formula
 from swiglu_kernels.ops.glu import choice
 from swiglu_kernels.ops.glu.block import needs_backward
@@ -121,12 +121,12 @@ def _of_fp8(
         dw = "dW: two launches of fp8"
     else:
         dw = f"dW: in {x.dtype}, by {weight_grad}"
-    forward_from, step_from = (pays_from(recipe, trains, hidden, intermediate) for trains in (False, True))
+    forward_from, step_from = (where_it_pays(recipe, trains, hidden, intermediate) for trains in (False, True))
     return (
         f"forward: x and weights quantised to fp8 by {by}; {kernel}; "
-        f"faster than bf16 from {forward_from} tokens on, with weights quantised before\n"
+        f"faster than bf16 {forward_from}, with weights quantised before\n"
         f"backward: d_gate and d_up by one launch; they and the weights quantised for dX, which is one launch; {dw}; "
-        f"a step is faster than in bf16 from {step_from} tokens on"
+        f"a step is faster than in bf16 {step_from}"
     )
 
 
@@ -177,11 +177,12 @@ def explain_experts(
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
     if in_fp8:
+        pays = experts_pay(index.numel() / len(w_down), x.shape[-1], w_down.shape[2])
         kept, again = kept.replace("gate and up", "gate, up and y"), again.replace("gate and up", "gate, up and y")
         return (
             f"forward: x and weights quantised to fp8 by rows; the routing and two grouped products, {kernels}, "
-            f"tiles of {rows} rows; h quantised between them; the weighted sum{kept}; faster than bf16 from "
-            f"{EXPERTS_PAY_FROM} rows for each expert on, with weights quantised before\n"
+            f"tiles of {rows} rows; h quantised between them; the weighted sum{kept}; {'' if pays else 'not '}faster "
+            f"than bf16, with weights quantised before\n"
             f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"

@@ -1,4 +1,3 @@
-import dataclasses
 import importlib.util
 
 import pytest
@@ -21,7 +20,6 @@ def test_entries_are_complete(one: Implementation) -> None:
     unpredicted = one.name in UNPREDICTED or Precision.UNQUANTISED not in one.precisions
     assert set(one.footprints) == (set() if unpredicted else one.scopes - {Scope.EXPERTS})
     assert "," not in one.name, "a comma separates names on the command line"
-    assert registry.find(dataclasses.replace(one, build=None)) is one, "another process finds it by its name"
     assert one.imports.partition(".")[0] in ("", one.package, "swiglu_kernels"), "which is installed with the suite"
     frozen = one.name in {"fused", "fused-preact"}
     forward = one.name in {"triton-kernels", "deep-gemm", "tileops", "transformers-deepgemm"}

@@ -27,7 +27,7 @@ from swiglu_kernels.nn.modules import (
 )
 from swiglu_kernels.ops.experts import fp8_experts
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.fp8.choice import EXPERTS_PAY_FROM, pays_from
+from swiglu_kernels.ops.fp8.choice import experts_pay, pays_from, where_it_pays
 from swiglu_kernels.ops.fp8.kept_codes import KeptCodes
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import backend_for
@@ -190,20 +190,22 @@ def patch_model(
 
 
 def _why_not_paying(modules: dict[str, Any], options: Options, tokens: int | None) -> list[str]:
-    """Say for each kind of layer in which fp8 takes longer than bf16 at so many tokens from how many on it pays."""
+    """Say for each kind of layer in which fp8 takes longer than bf16 at so many tokens where it pays."""
     found: dict[str, list[str]] = {}
     if not options.recipe or tokens is None:
         return []
     for path, module in modules.items():
         if takes_part(module):
-            sizes = len(module.gate_up_proj), getattr(module.config, "num_experts_per_tok", 1)
-            least = {"forward of {} experts, {} of them for a token": EXPERTS_PAY_FROM * sizes[0] // sizes[1]}
-        else:
-            sizes = tuple(module.down_proj.weight.shape)
-            least = {f"{kind} of {{}} x {{}}": pays_from(options.recipe, kind == "step", *sizes) for kind in _KINDS}
-        for kind, pays in least.items():
-            if tokens < pays:
-                found.setdefault(f"pays from {pays} tokens on in a {kind.format(*sizes)}", []).append(path)
+            rows = tokens * getattr(module.config, "num_experts_per_tok", 1) / len(module.gate_up_proj)
+            if not experts_pay(rows, *module.down_proj.shape[1:]):
+                found.setdefault(f"does not pay in a forward with {rows:.0f} rows for each expert", []).append(path)
+            continue
+        sizes = tuple(module.down_proj.weight.shape)
+        for kind in _KINDS:
+            least = pays_from(options.recipe, kind == "step", *sizes)
+            if least is None or tokens < least:
+                where = where_it_pays(options.recipe, kind == "step", *sizes)
+                found.setdefault(f"pays {where} in a {kind} of {sizes[0]} x {sizes[1]}", []).append(path)
     return [f"{options.precision} at {tokens} tokens: it {why}: {', '.join(paths)}" for why, paths in found.items()]
 
 

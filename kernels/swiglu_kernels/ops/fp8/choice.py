@@ -14,16 +14,18 @@ MULTIPLE = 16
 """Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
 TORCH_FROM = 512
 """Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
-PAYS_FROM: dict[tuple[str, bool], tuple[tuple[int, int], ...]] = {
-    ("rowwise", False): ((2**25, 128), (0, 4096)),
-    ("rowwise", True): ((2**25, 2048), (0, 8192)),
-    ("blockwise", False): ((2**25, 128), (0, 4096)),
-    ("blockwise", True): ((2**25, 2048), (0, 16384)),
+PAYS_FROM: dict[tuple[str, bool], tuple[tuple[int, int, int], ...]] = {
+    ("rowwise", False): ((2**25, 2048, 128), (0, 2048, 512)),
+    ("rowwise", True): ((2**25, 4096, 8192),),
+    ("blockwise", False): ((2**25, 4096, 128), (0, 4096, 512)),
+    ("blockwise", True): ((2**25, 4096, 8192),),
 }
 """By recipe, and whether a step is trained or a forward has weights quantised before: of layers with so many elements
-in w_gate or more, the fewest tokens from which fp8 takes less time than bf16. Measured on an H100 and an H200."""
-EXPERTS_PAY_FROM = 512
-"""Rows for each expert from which a forward of experts takes less time, weights quantised before."""
+in w_gate or more, and whose smaller side has so many, the fewest tokens from which fp8 was found to take less time than
+bf16. By blocks, both sides are multiples of BLOCK (results/nvidia-h100/fp8-grid.csv and fp8-kernels.txt)."""
+EXPERTS_PAY_TO = 128
+"""Rows for each expert up to which a forward takes less time, weights quantised before; where both sides of an expert
+are multiples of BLOCK, more as well."""
 Operands = tuple[Quantised, Quantised, Quantised]
 """x, w_gate and w_up."""
 
@@ -37,9 +39,26 @@ class Way(NamedTuple):
     """Why not the hand-scheduled kernel, or None."""
 
 
-def pays_from(recipe: str, trains: bool, hidden: int, intermediate: int) -> int:
-    """Return the fewest tokens from which a layer in fp8 takes less time than in bf16."""
-    return next(tokens for least, tokens in PAYS_FROM[recipe, trains] if hidden * intermediate >= least)
+def pays_from(recipe: str, trains: bool, hidden: int, intermediate: int) -> int | None:
+    """Return the fewest tokens from which a layer in fp8 takes less time than in bf16; None: from none that is known."""
+    if recipe == "blockwise" and (hidden % BLOCK or intermediate % BLOCK):
+        return None
+    found = (
+        tokens for elements, side, tokens in PAYS_FROM[recipe, trains]
+        if hidden * intermediate >= elements and min(hidden, intermediate) >= side
+    )  # fmt: skip
+    return next(found, None)
+
+
+def where_it_pays(recipe: str, trains: bool, hidden: int, intermediate: int) -> str:
+    """Say it in words."""
+    least = pays_from(recipe, trains, hidden, intermediate)
+    return "at no number of tokens that was measured" if least is None else f"from {least} tokens on"
+
+
+def experts_pay(rows: float, hidden: int, intermediate: int) -> bool:
+    """Tell whether a forward of experts by rows takes less time than in bf16, with so many rows for each expert."""
+    return rows <= EXPERTS_PAY_TO or not (hidden % BLOCK or intermediate % BLOCK)
 
 
 def way_of_glu(
