@@ -16,6 +16,7 @@ from swiglu_bench.cases.errors import BadInput, one_of
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.registry import load, select
 from swiglu_bench.cases.shapes import load_shapes, model_file
+from swiglu_bench.machine import system
 from swiglu_bench.options import HOW, TASKS, JsonForm, TpOptions, TrainOptions, command_of, option
 from swiglu_bench.rows.record import BASELINE, Record
 from swiglu_bench.show import text
@@ -191,11 +192,17 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
         raise BadInput(
             f"--device: {options.device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES."
         )
-    if device.type == "cuda" and asked and max(asked) > there:
+    if device.type == "cuda":
+        _check_gpus(asked, there)
+    return device, asked or [there if device.type == "cuda" else 2]
+
+
+def _check_gpus(asked: Collection[int], there: int) -> None:
+    """Raise BadInput for more GPUs than there are."""
+    if max(asked, default=0) > there:
         raise BadInput(
             f"--gpus: {max(asked)} were asked for, and there are {there} here; over several hosts, use torchrun."
         )
-    return device, asked or [there if device.type == "cuda" else 2]
 
 
 def parse_gpus(text: str) -> list[int]:
@@ -209,9 +216,11 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def _ways(options: TpOptions) -> tuple[tuple[bool, ...], list[Mode]]:
-    """The ways of dealing with tokens, and the modes. Raises BadInput, also for numbers of GPUs."""
+    """The ways of dealing with tokens, and the modes, without torch. Raises BadInput, also for numbers of GPUs."""
     if options.gpus is not None:
-        parse_gpus(options.gpus)
+        asked, there = parse_gpus(options.gpus), system.visible_gpus()
+        if there and options.device != "cpu" and "RANK" not in os.environ:  # which torchrun sets
+            _check_gpus(asked, len(there))
     ways = WAYS[one_of("--sequence-parallel", options.sequence_parallel, *WAYS)]
     return ways, [Mode(one_of("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
 

@@ -11,10 +11,12 @@ from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Dtype, Experts, Mode, Scope, Shape, tensors
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import load_shapes
-from swiglu_bench.cli.beyond import parse_gpus
+from swiglu_bench.cli.beyond import _ways, parse_gpus
+from swiglu_bench.machine import system
 from swiglu_bench.machine.machine import DATASHEETS
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
+from swiglu_bench.options import TpOptions
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.run_folder import PARTS
 from swiglu_bench.show.tables import tp_tables
@@ -45,6 +47,12 @@ def test_numbers_of_gpus():
     for text in ("0", "-1", "two", "", "5000", "²"):
         with pytest.raises(BadInput, match="is not a number of GPUs"):
             parse_gpus(text)
+
+
+def test_more_gpus_than_nvml_knows_are_refused_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "visible_gpus", lambda: [object()])
+    with pytest.raises(BadInput, match="--gpus: 2 were asked for, and there are 1 here"):
+        _ways(TpOptions(gpus="1,2"))
 
 
 def test_collectives_and_what_they_put_on_the_wires():

@@ -40,7 +40,7 @@ class Way(NamedTuple):
 
 
 def pays_from(recipe: str, trains: bool, hidden: int, intermediate: int) -> int | None:
-    """Return the fewest tokens from which a layer in fp8 takes less time than in bf16; None: from none that is known."""
+    """Return the fewest tokens from which a layer in fp8 takes less time than in bf16; None: none is known."""
     if recipe == "blockwise" and (hidden % BLOCK or intermediate % BLOCK):
         return None
     found = (
