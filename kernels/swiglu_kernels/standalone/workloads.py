@@ -188,8 +188,7 @@ def by_hand(kernel: str, at: Any, shares: Sequence[int] = (1, 3)) -> Iterator[tu
                 pairs = [(at.gate, at.x), (at.up, at.x)][:outputs]
                 made = [at.d_w_gate, at.d_w_up] if outputs == 2 else [at.d_w_gate]  # each is made when it is asked for
                 yield f"ping-pong dW of {outputs}", hopper_products.transposed_launch(pairs, made)
-                lefts = [left for left, _ in pairs]
-                yield f"cooperative dW of {outputs}", hopper_weights.weights_launch(at.x, lefts, made)
+            yield "cooperative dW", hopper_weights.weights_launch(at.x, (at.gate, at.up), (at.d_w_gate, at.d_w_up))
         case "hidden gradient":
             for lies, turns, wants_h in (
                 ("", _as_it_lies, False), ("", _as_it_lies, True), (", weights transposed", _across, True),

@@ -23,8 +23,8 @@ from swiglu_kernels.tiles.rules import Tile, waves
 
 LEFT, RIGHT = 4, 3
 """Blocks of a tile."""
-STAGES, GROUP, BUFFERS = 3, 16, 3
-TILE = Tile(LEFT * BLOCK, RIGHT * BLOCK, BLOCK, CONSUMER_WARPS, STAGES, GROUP)
+BUFFERS = 3
+TILE = Tile(LEFT * BLOCK, RIGHT * BLOCK, BLOCK, CONSUMER_WARPS, stages=3, group=16)
 """What is shipped; stages and group may differ."""
 
 if GLUON_MISSING is None:
@@ -39,15 +39,15 @@ if GLUON_MISSING is None:
     _BLOCK, _LEFT, _RIGHT, _BUFFERS = (gl.constexpr(size) for size in (BLOCK, LEFT, RIGHT, BUFFERS))
 
     @gluon.jit
-    def _place(block, N, OUTPUTS: gl.constexpr):
+    def _place(block, N):
         """Return where a block of both B begins in its own, and whether that is the second one."""
         blocks = gl.cdiv(N, _BLOCK)
-        block = min(block, OUTPUTS * blocks - 1)  # what is behind the last block is that one again
-        second = OUTPUTS == 2 and block >= blocks
+        block = min(block, 2 * blocks - 1)  # what is behind the last block is that one again
+        second = block >= blocks
         return start(gl.where(second, block - blocks, block), _BLOCK, N), second
 
     @gluon.jit
-    def _produce(given, sizes, STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr):
+    def _produce(given, sizes, STAGES: gl.constexpr, GROUP: gl.constexpr):
         a, b_0, b_1, a_ring, b_ring, barriers = given
         M, N, row_tiles, column_tiles, depth_tiles = sizes
         step = 0
@@ -63,7 +63,7 @@ if GLUON_MISSING is None:
                     first = start(min(_LEFT * row + number, gl.cdiv(M, _BLOCK) - 1), _BLOCK, M)
                     load(a, [at, first], full, a_ring.index(_LEFT * stage + number))
                 for number in gl.static_range(_RIGHT):
-                    first, second = _place(_RIGHT * column + number, N, OUTPUTS)
+                    first, second = _place(_RIGHT * column + number, N)
                     block = b_ring.index(_RIGHT * stage + number)
                     if second:
                         load(b_1, [at, first], full, block)
@@ -84,10 +84,7 @@ if GLUON_MISSING is None:
             write(value, out_0, at[0], at[1], buffer, _BUFFERS - 1)
 
     @gluon.jit
-    def _consume(
-        given, sizes, ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr,
-        TRANSPOSED: gl.constexpr,
-    ):  # fmt: skip
+    def _consume(given, sizes, ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, TRANSPOSED: gl.constexpr):
         out_0, out_1, a_at, b_at, barriers_at, buffers = given
         M, N, row_tiles, column_tiles, depth_tiles = sizes
         FIRST: gl.constexpr = ME * _BUFFERS
@@ -101,9 +98,9 @@ if GLUON_MISSING is None:
             last = gl.cdiv(M, _BLOCK) - 1
             upper = start(min(_LEFT * row + 2 * ME, last), _BLOCK, M)
             lower = start(min(_LEFT * row + 2 * ME + 1, last), _BLOCK, M)
-            place_0 = _place(_RIGHT * column, N, OUTPUTS)
-            place_1 = _place(_RIGHT * column + 1, N, OUTPUTS)
-            place_2 = _place(_RIGHT * column + 2, N, OUTPUTS)
+            place_0 = _place(_RIGHT * column, N)
+            place_1 = _place(_RIGHT * column + 1, N)
+            place_2 = _place(_RIGHT * column + 2, N)
             _put(upper_0, out_0, out_1, upper, place_0, buffers.index(FIRST), TRANSPOSED)
             _put(upper_1, out_0, out_1, upper, place_1, buffers.index(FIRST + 1), TRANSPOSED)
             _put(upper_2, out_0, out_1, upper, place_2, buffers.index(FIRST + 2), TRANSPOSED)
@@ -114,11 +111,11 @@ if GLUON_MISSING is None:
 
     @gluon.jit(do_not_specialize=SIZES)
     def _weights_kernel(
-        a, b_0, b_1, out_0, out_1, M, N, K, STAGES: gl.constexpr, GROUP: gl.constexpr, OUTPUTS: gl.constexpr,
+        a, b_0, b_1, out_0, out_1, M, N, K, STAGES: gl.constexpr, GROUP: gl.constexpr,
         TRANSPOSED: gl.constexpr,
     ):  # fmt: skip
         row_tiles, depth_tiles = gl.cdiv(M, _LEFT * _BLOCK), gl.cdiv(K, _BLOCK)
-        column_tiles = gl.cdiv(OUTPUTS * gl.cdiv(N, _BLOCK), _RIGHT)
+        column_tiles = gl.cdiv(2 * gl.cdiv(N, _BLOCK), _RIGHT)
         a_ring = gl.allocate_shared_memory(a.dtype, [_LEFT * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [_RIGHT * STAGES, _BLOCK, _BLOCK], b_0.layout)
         buffers = gl.allocate_shared_memory(out_0.dtype, [2 * _BUFFERS, _BLOCK, _BLOCK], out_0.layout)
@@ -129,9 +126,9 @@ if GLUON_MISSING is None:
         sizes = (M, N, row_tiles, column_tiles, depth_tiles)
         gl.warp_specialize(
             [
-                (_consume, (consumed, sizes, 0, STAGES, GROUP, OUTPUTS, TRANSPOSED)),
-                (_consume, (consumed, sizes, 1, STAGES, GROUP, OUTPUTS, TRANSPOSED)),
-                (_produce, (produced, sizes, STAGES, GROUP, OUTPUTS)),
+                (_consume, (consumed, sizes, 0, STAGES, GROUP, TRANSPOSED)),
+                (_consume, (consumed, sizes, 1, STAGES, GROUP, TRANSPOSED)),
+                (_produce, (produced, sizes, STAGES, GROUP)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240
@@ -140,35 +137,33 @@ if GLUON_MISSING is None:
 
 def slower_waves(hidden: int, intermediate: int, processors: int) -> float:
     """Return how large the waves of both gradients' tiles are, over those of `hopper_products.py`'s tiles."""
-    blocks, of_right = -(-intermediate // BLOCK), RIGHT * BLOCK
-    wide = waves(hidden, 2 * blocks * BLOCK, TILE.rows, of_right, processors) * TILE.rows * of_right
-    side = hopper_products.TILE
+    side, columns = hopper_products.TILE, 2 * -(-intermediate // BLOCK) * BLOCK
+    wide = waves(hidden, columns, TILE.rows, TILE.columns, processors) * TILE.rows * TILE.columns
     return wide / (waves(hidden, 2 * -(-intermediate // side) * side, side, side, processors) * side * side)
 
 
 def weights_launch(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], tile: Tile | None = None
+    a: torch.Tensor, bs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], tile: Tile = TILE
 ) -> Launch:
-    """Describe the launch that writes B^T A for one B or two.
+    """Describe the launch that writes both B^T A.
 
     Args:
-        a: [K, M], with a last stride of 1, as of all B.
-        bs: one or two [K, N].
-        outs: as many [N, M], of the same strides, of which one is 1; written.
-        tile: its stages and its group are taken; None: as shipped.
+        a: [K, M], with a last stride of 1, as of both B.
+        bs: two [K, N].
+        outs: two [N, M], of the same strides, of which one is 1; written.
+        tile: its stages and its group are taken.
     """
     (K, M), N = a.shape, bs[0].shape[1]
     transposed = outs[0].stride(1) == 1
-    tiles = -(-M // (LEFT * BLOCK)) * -(-(len(bs) * -(-N // BLOCK)) // RIGHT)
-    blocks = {"a": a, "b_0": bs[0], "b_1": bs[-1], "out_0": outs[0], "out_1": outs[-1]}
-    stages, group = (tile.stages, tile.group) if tile else (STAGES, GROUP)
+    tiles = -(-M // (LEFT * BLOCK)) * -(-(2 * -(-N // BLOCK)) // RIGHT)
+    blocks = {"a": a, "b_0": bs[0], "b_1": bs[1], "out_0": outs[0], "out_1": outs[1]}
     return Launch(
         kernel=_weights_kernel,
         grid=(min(tiles, multiprocessors(a.device)),),
         arguments={name: descriptor(matrix, BLOCK, BLOCK) for name, matrix in blocks.items()}
-        | {"M": M, "N": N, "K": K, "STAGES": stages, "GROUP": group, "OUTPUTS": len(bs)}
+        | {"M": M, "N": N, "K": K, "STAGES": tile.stages, "GROUP": tile.group}
         | {"TRANSPOSED": transposed},
         num_warps=CONSUMER_WARPS,
-        num_stages=stages,
+        num_stages=tile.stages,
         traps=buffers.lost("ops/glu/hopper_weights.py"),
     )
