@@ -5,9 +5,7 @@ On CPUs with gloo, and on two GPUs with NCCL. Run as a script, this file is one 
 """
 
 import dataclasses
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from quick_interpreter import quicken
+from rank_processes import launched
 from stock_mlp import LlamaMLP
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -310,22 +309,9 @@ def device(request: pytest.FixtureRequest) -> str:
 def results(device: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both processes found, by rank; what they ask themselves ends them."""
     folder = tmp_path_factory.mktemp("processes")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if device == "cpu":
-        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment.setdefault("NCCL_NVLS_ENABLE", "0")
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # or gloo resolves the host's name, which not every sandbox can
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    commands = [[sys.executable, __file__, str(rank), str(folder), device] for rank in range(WORLD)]
-    processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for command in commands]
-    try:
-        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    interpreted = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    for status, output in launched(__file__, WORLD, (folder, device), device, PATIENCE_S, interpreted):
+        assert status == 0, output
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import os
 import re
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -21,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from quick_interpreter import quicken
+from rank_processes import launched
 
 PATIENCE_S = 120
 HIDDEN, INTERMEDIATE, EXPERTS, SLOTS = 24, 16, 8, 3
@@ -341,30 +341,17 @@ def place(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
 
-def launched(device: str, world: int, folder: Path, how: str) -> list[tuple[int, str]]:
+def ended(device: str, world: int, folder: Path, how: str) -> list[tuple[int, str]]:
     """Exit statuses and outputs of processes, by rank."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    if device == "cpu":
-        environment |= {"TRITON_INTERPRET": str(int(world == 2)), "CUDA_VISIBLE_DEVICES": ""}
-    environment = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"} | environment
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    commands = [[sys.executable, __file__, str(rank), str(world), str(folder), device, how] for rank in range(world)]
-    processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for command in commands]
-    try:
-        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+    more = {"OMP_NUM_THREADS": "1"} | ({"TRITON_INTERPRET": str(int(world == 2))} if device == "cpu" else {})
+    return launched(__file__, world, (world, folder, device, how), device, PATIENCE_S, more)
 
 
 @pytest.fixture(scope="module")
 def results(place: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     """What the processes found, by rank."""
     folder = tmp_path_factory.mktemp("processes")
-    for status, output in launched(*place, folder, "works"):
+    for status, output in ended(*place, folder, "works"):
         assert status == 0, output
     return [torch.load(folder / f"{rank}.pt") for rank in range(place[1])]
 
@@ -387,7 +374,7 @@ def test_output_and_gradients_are_those_of_one_process(place, results, transport
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(2))])
 def test_where_a_rank_dies_the_others_end_in_time_with_their_last_words(device: str, tmp_path: Path) -> None:
     begin = time.monotonic()
-    (status, output), (died, _) = launched(device, 2, tmp_path, "dies")
+    (status, output), (died, _) = ended(device, 2, tmp_path, "dies")
     assert died == 3
     assert status not in (0, None)
     assert "Error" in output
