@@ -11,7 +11,7 @@ from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.backend import INTERPRETING, capability_of
 
 MULTIPLE = 16
-"""Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
+"""What divides columns and depth of what `_scaled_mm` multiplies; from so many rows on it is taken."""
 TORCH_FROM = 512
 """Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
 PAYS_FROM: dict[tuple[str, bool], tuple[tuple[int, int, int], ...]] = {
@@ -71,7 +71,7 @@ def way_of_glu(
     """
     if isinstance(given, torch.Tensor):
         x, aside = given, hopper_fp8.why_off(given.device, intermediate, blocks, has_bias, formula)
-        unfit = why_not_sizes(x.device, (*x.shape, intermediate), blocks, dtype, has_bias)
+        unfit = why_not_sizes(x.device, (*x.shape, intermediate), dtype, has_bias)
     else:
         x = given[0].codes
         aside = "kernels are interpreted" if INTERPRETING else hopper_fp8.why_not(*given, has_bias, formula)
@@ -83,7 +83,7 @@ def way_of_glu(
 def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
     """Say why a b^T, of [R, D] and [C, D], is not PyTorch's product of a dtype, or return None where it is."""
     (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
-    if why := why_not_sizes(a.codes.device, (rows, depth, columns), blocks, dtype, has_bias):
+    if why := why_not_sizes(a.codes.device, (rows, depth, columns), dtype, has_bias):
         return why
     if blocks and a.scales.stride() != (1, rows):
         return "scales have to lie with the rows last"
@@ -93,7 +93,7 @@ def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: b
 
 
 def why_not_sizes(
-    device: torch.device, sizes: tuple[int, int, int], blocks: bool, dtype: torch.dtype, has_bias: bool
+    device: torch.device, sizes: tuple[int, int, int], dtype: torch.dtype, has_bias: bool
 ) -> str | None:
     """`why_not_by_torch` of any operands of these rows, depth and columns."""
     if INTERPRETING or capability_of(device) != (9, 0):
@@ -102,6 +102,7 @@ def why_not_sizes(
         return "this PyTorch has no torch._scaled_mm"
     if dtype != torch.bfloat16 or has_bias:
         return "PyTorch's product is for bfloat16 without a bias"
-    if 0 in sizes or any(size % MULTIPLE for size in sizes) or (blocks and sizes[1] % BLOCK):
-        return f"PyTorch multiplies multiples of {BLOCK if blocks else MULTIPLE}"
+    rows, *others = sizes
+    if rows < MULTIPLE or 0 in others or any(size % MULTIPLE for size in others):
+        return f"PyTorch is asked for {MULTIPLE} rows or more, and multiplies multiples of {MULTIPLE}"
     return None

@@ -229,7 +229,7 @@ MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 def _quantise(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scales; blockwise scales of an activation with their axes swapped."""
     codes, scales = quantise_rows(matrix, recipe, weight)
-    return codes, scales.t().contiguous() if recipe == "blockwise" and not weight else scales
+    return codes.contiguous(), scales.t().contiguous() if recipe == "blockwise" and not weight else scales
 
 
 @_quantise.register_fake

@@ -8,7 +8,8 @@ meant is code * scale. The recipes and their arithmetic are those of `reference.
 
 A matrix that is multiplied along both of its axes (a gradient: along its columns for dX, along the tokens for dW) is
 quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
-multiple of 16 with zeros. The rows' scales need all of a row or column before its first code: the first pass over
+multiple of 16 with zeros. By blocks, rows of codes lie a multiple of 128 apart, with zeros behind their last, and have
+room for as many more rows as PyTorch's product asks for: it reads both as a part of the matrix. The rows' scales need all of a row or column before its first code: the first pass over
 memory, `_amax_kernel`, finds them, except where rows alone are wanted, which a program takes as a whole.
 """
 
@@ -28,6 +29,8 @@ BLOCK = 128
 """Elements of a block along the axis that is summed over, and rows of a weight's block."""
 ALIGNMENT = 16
 """What divides an axis that is summed over: 16 bytes of codes."""
+ROWS = 4
+"""What divides the rows that PyTorch multiplies by blocks: 16 bytes of scales."""
 AMAX_TILE = (128, 128) if INTERPRETING else (32, 128)
 STRIPS = (512, 256, 128)
 """Rows that a program goes down to find maxima of columns, kept in registers from tile to tile."""
@@ -144,11 +147,12 @@ def tiles_of_strip(rows, STRIP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
 
 @triton.jit
 def write_rows(
-    tile, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, first, rows, columns,
+    tile, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, first, rows, width,
     BLOCK: tl.constexpr, EVERY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantise an fp32 tile along its rows: every one from `first` on that is a multiple of EVERY further down.
 
+    Codes have `width` columns; the tile is zero where the matrix has fewer.
     Scales are made of the largest magnitudes of whole rows where these are given, else of the tile's own. Blockwise
     scales lie with the rows last, so that a program of a product reads neighbours.
     """
@@ -161,18 +165,18 @@ def write_rows(
         scales, inverse = scales_of(tl.max(magnitudes(tile), 1))
         tl.store(scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
     store_codes(
-        codes_of(tile, inverse[:, None]), codes_ptr, tile_row, tile_column, first, rows, columns, BLOCK, EVERY, WIDE
+        codes_of(tile, inverse[:, None]), codes_ptr, tile_row, tile_column, first, rows, width, BLOCK, EVERY, WIDE
     )
 
 
 @triton.jit
 def store_codes(
-    codes, codes_ptr, tile_row, tile_column, first, rows, columns,
+    codes, codes_ptr, tile_row, tile_column, first, rows, width,
     BLOCK: tl.constexpr, EVERY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of codes; which rows are in it is said as to `write_rows`."""
     position, offsets, inside = _tile_of_every(
-        tile_row, tile_column, first, rows, columns, columns, 1, BLOCK, EVERY, WIDE
+        tile_row, tile_column, first, rows, width, width, 1, BLOCK, EVERY, WIDE
     )
     tl.store(codes_ptr + position + offsets, codes, mask=inside)
 
@@ -254,9 +258,9 @@ def _amax_kernel(
 @triton.jit
 def _tiles_kernel(
     x_ptr, codes_ptr, scales_ptr, turned_ptr, turned_scales_ptr, row_amax_ptr, column_amax_ptr,
-    rows, columns, words, x_row, x_column, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+    rows, columns, width, words, x_row, x_column, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise a tile along its rows, its columns into [columns, words], or both.
+    """Quantise a tile along its rows into [rows, width], its columns into [columns, words], or both.
 
     The tile is four, of every fourth row: four codes that are neighbours in a column are a word of a thread's own, and
     words are turned through shared memory at four times the speed of bytes.
@@ -271,15 +275,15 @@ def _tiles_kernel(
         scale, inverse = scales_of(tl.max(tl.max(largest, 1), 0))
         if codes_ptr is not None:
             tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
-            store_codes(codes_of(x_0, inverse), codes_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE)
-            store_codes(codes_of(x_1, inverse), codes_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE)
-            store_codes(codes_of(x_2, inverse), codes_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE)
-            store_codes(codes_of(x_3, inverse), codes_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE)
+            store_codes(codes_of(x_0, inverse), codes_ptr, tile_row, tile_column, 0, rows, width, BLOCK, 4, WIDE)
+            store_codes(codes_of(x_1, inverse), codes_ptr, tile_row, tile_column, 1, rows, width, BLOCK, 4, WIDE)
+            store_codes(codes_of(x_2, inverse), codes_ptr, tile_row, tile_column, 2, rows, width, BLOCK, 4, WIDE)
+            store_codes(codes_of(x_3, inverse), codes_ptr, tile_row, tile_column, 3, rows, width, BLOCK, 4, WIDE)
     elif codes_ptr is not None:
-        write_rows(x_0, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE)
-        write_rows(x_1, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE)
-        write_rows(x_2, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE)
-        write_rows(x_3, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE)
+        write_rows(x_0, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 0, rows, width, BLOCK, 4, WIDE)
+        write_rows(x_1, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 1, rows, width, BLOCK, 4, WIDE)
+        write_rows(x_2, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 2, rows, width, BLOCK, 4, WIDE)
+        write_rows(x_3, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 3, rows, width, BLOCK, 4, WIDE)
     if turned_ptr is not None:
         column = tile_column * BLOCK + tl.arange(0, BLOCK)
         if WEIGHT:
@@ -328,7 +332,7 @@ def rows_launch(
 def wide(x: torch.Tensor, block_rows: int = BLOCK, block_columns: int = BLOCK) -> bool:
     """Whether offsets in a tile of x [R, C], or of its codes along either axis, need 64 bits."""
     block = block_rows, block_columns
-    return tile_needs_int64((x.stride(), block), ((max(x.shape) + ALIGNMENT, 1), (max(block), max(block))))
+    return tile_needs_int64((x.stride(), block), ((max(x.shape) + BLOCK, 1), (max(block), max(block))))
 
 
 def strips(x: torch.Tensor, block_columns: int) -> tuple[tuple[int, int], int]:
@@ -366,7 +370,7 @@ def tiles_launch(
     """Describe the launch that quantises x [R, C], any strides, along its rows, its columns, or both.
 
     Args:
-        codes: [R, C], written; None: not wanted.
+        codes: [R, C], written, and zeros to the end of a row's memory, less than 128; None: not wanted.
         scales: of codes: rowwise [R], blockwise [ceil(C / 128), R], of a weight [ceil(R / 128), ceil(C / 128)].
         turned: [C, P / 4], int32, written: four codes each, of the rows of x from R to P zeros; None: not wanted.
         turned_scales: of turned: rowwise [C], blockwise [ceil(R / 128), C], of a weight [ceil(C / 128), ceil(R / 128)].
@@ -380,6 +384,7 @@ def tiles_launch(
         arguments={
             "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned,
             "turned_scales_ptr": turned_scales, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax,
+            "width": 0 if codes is None else codes.stride(0),
             "words": 0 if turned is None else turned.shape[1], "WEIGHT": weight, "rows": x.shape[0],
             "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK, "WIDE": wide(x),
         },
@@ -409,9 +414,12 @@ def quantise_both(
     P is R, padded with zeros to a multiple of ALIGNMENT. What is not wanted is empty. `maxima` are those of "rowwise"
     that something else found already.
     """
-    (R, C), padded = x.shape, -(-x.shape[0] // ALIGNMENT) * ALIGNMENT
-    sizes = [(R, C) if rows else (0, 0), (C, padded) if turned else (0, 0)]
-    codes, other = (x.new_empty(size, dtype=torch.float8_e4m3fn) for size in sizes)
+    (R, C), padded, blocks = x.shape, up_to(x.shape[0], ALIGNMENT), recipe == "blockwise"
+    codes, other = (x.new_empty((0, 0), dtype=torch.float8_e4m3fn) for _ in range(2))
+    if rows:
+        codes = new_codes(x, R, C, blocks)
+    if turned:
+        other = x.new_empty((C, up_to(R, BLOCK if blocks else ALIGNMENT)), dtype=torch.float8_e4m3fn)
     across, down = -(-C // BLOCK), -(-R // BLOCK)
     of_scales: list[tuple[int, ...]] = [(across, R), (down, C)]
     if recipe == "rowwise":
@@ -426,7 +434,18 @@ def quantise_both(
     run(tiles_launch, x, *written, *maxima, weight and recipe == "blockwise")
     if recipe == "blockwise" and not weight:
         scales, other_scales = scales.t(), other_scales.t()
-    return Quantised(codes, scales), Quantised(other, other_scales)
+    return Quantised(codes, scales), Quantised(other[:, :padded], other_scales)
+
+
+def up_to(size: int, multiple: int) -> int:
+    """Return the least multiple that is not below a size."""
+    return -(-size // multiple) * multiple
+
+
+def new_codes(like: torch.Tensor, rows: int, columns: int, blocks: bool) -> torch.Tensor:
+    """Return codes [rows, columns], not written, on a tensor's device; by blocks, a part of a larger matrix."""
+    size = (up_to(rows, ROWS), up_to(columns, BLOCK)) if blocks else (rows, columns)
+    return like.new_empty(size, dtype=torch.float8_e4m3fn)[:rows, :columns]
 
 
 def new_maxima(x: torch.Tensor, rows: bool, columns: bool) -> Maxima:

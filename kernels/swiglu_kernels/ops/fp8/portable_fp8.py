@@ -97,7 +97,7 @@ def _products(
 @triton.jit
 def _glu_kernel(
     a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, z_ptr, z_scales_ptr, gate_ptr, up_ptr,
-    rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+    rows, columns, depth, width, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
     bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
@@ -131,6 +131,7 @@ def _glu_kernel(
         scales, inverse = scales_of(tl.max(magnitudes(z), 1))
         row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         tl.store(z_scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
+        position, offsets, inside = output_tile(tile_row, tile_column, rows, width, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
         tl.store(z_ptr + position + offsets, codes_of(z, inverse[:, None]), mask=inside)
 
 
@@ -208,7 +209,7 @@ def _launch(
             "BLOCKS": blocks, "EVEN": depth % tile.depth == 0,
             "WIDE": tile_needs_int64(
                 ((codes.stride(0), 1), (tile.rows, tile.depth)), ((b_codes.stride(0), 1), (tile.columns, tile.depth)),
-                ((columns, 1), (tile.rows, tile.columns)),
+                ((columns + BLOCK, 1), (tile.rows, tile.columns)),
             ),
         } | others | ({} if formula is None else formula.arguments()),
         num_warps=tile.warps,
@@ -225,7 +226,7 @@ def glu_launch(
     Args:
         x: Quantised, [M, K].
         w_gate, w_up: Quantised, [N, K], the same strides.
-        z: [M, N], contiguous, written: 16 bits, or codes.
+        z: [M, N], written: 16 bits, contiguous; or codes, as of `tiles_launch`.
         z_scales: [ceil(N / 128), M], written, where z are codes; else None.
         preactivations: gate and up, [M, N] and contiguous, written; empty: not wanted. What is quantised was rounded to
             their dtype.
@@ -237,7 +238,7 @@ def glu_launch(
     strides = [[part.stride() for part in weight] for weight in (w_gate, w_up)]
     assert strides[0] == strides[1], "one pair of strides serves both"
     others: dict[str, Any] = {"other_ptr": other, "other_scales_ptr": other_scales}
-    others |= {"z_ptr": z, "z_scales_ptr": z_scales, "STORE_CODES": z_scales is not None}
+    others |= {"z_ptr": z, "z_scales_ptr": z_scales, "STORE_CODES": z_scales is not None, "width": z.stride(0)}
     others |= {"gate_ptr": gate, "up_ptr": up, "STORE_PREACT": gate.numel() > 0}
     return _launch(_glu_kernel, x, w_gate, tile, others | bias_arguments(biases), formula)
 

@@ -32,7 +32,7 @@ TILE = (128, 128) if INTERPRETING else (16, 128)
 
 @triton.jit
 def _gate_kernel(
-    gate_ptr, up_ptr, codes_ptr, scales_ptr, rows, columns, multiplier, alpha, limit, up_offset,
+    gate_ptr, up_ptr, codes_ptr, scales_ptr, rows, columns, width, multiplier, alpha, limit, up_offset,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     numbers = multiplier, alpha, limit, up_offset
@@ -41,7 +41,8 @@ def _gate_kernel(
     gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
     h = round_to(gated(gate, up, numbers, FORMULA), gate_ptr.dtype.element_ty)
-    write_rows(h.to(tl.float32), codes_ptr, scales_ptr, None, tile_row, tile_column, 0, rows, columns, BLOCK, 1, WIDE)
+    h = tl.where(inside, h.to(tl.float32), 0.0)
+    write_rows(h, codes_ptr, scales_ptr, None, tile_row, tile_column, 0, rows, width, BLOCK, 1, WIDE)
 
 
 @triton.jit
@@ -90,7 +91,7 @@ def _gradients_kernel(
 
 
 def gate_launch(preactivations: Pair, codes: torch.Tensor, scales: torch.Tensor, formula: Formula = PLAIN) -> Launch:
-    """Describe the launch that makes codes [M, N] of h and blockwise scales [ceil(N / 128), M] of gate and up."""
+    """Describe the launch that makes codes of h, as of `tiles_launch`, and blockwise scales [ceil(N / 128), M]."""
     gate, up = preactivations
     rows, columns = gate.shape
     return Launch(
@@ -98,7 +99,7 @@ def gate_launch(preactivations: Pair, codes: torch.Tensor, scales: torch.Tensor,
         grid=(triton.cdiv(rows, BLOCK), triton.cdiv(columns, BLOCK)),
         arguments={
             "gate_ptr": gate, "up_ptr": up, "codes_ptr": codes, "scales_ptr": scales, "rows": rows, "columns": columns,
-            "BLOCK": BLOCK, "WIDE": wide(gate), **formula.arguments(),
+            "width": codes.stride(0), "BLOCK": BLOCK, "WIDE": wide(gate), **formula.arguments(),
         },
         num_warps=8,
         num_stages=1,

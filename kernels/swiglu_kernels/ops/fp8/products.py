@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from swiglu_kernels.ops.fp8 import choice, hopper_fp8
 from swiglu_kernels.ops.fp8.choice import Operands
-from swiglu_kernels.ops.fp8.portable_codes import BLOCK, Maxima, Quantised, new_maxima
+from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, new_codes, new_maxima, up_to
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
 from swiglu_kernels.ops.fp8.portable_gate import gradients_launch
@@ -32,22 +32,46 @@ UNKNOWN: MaximaOf = ((None, None), (None, None), (None, None))
 
 
 def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
-    """Write a b^T to out by PyTorch."""
+    """Write a b^T to out by PyTorch; by blocks, out may have rows up to a multiple of ROWS."""
     (codes, scales), (b_codes, b_scales) = a, b
     if scales.dim() == 1:
         scales, b_scales = scales[:, None], b_scales[:, None]
-    elif len(b_scales) != len(b_codes):  # those of a weight
-        short = -scales.shape[1] % SCALES
-        b_scales = pad(b_scales, (0, short)) if short else b_scales
-        if internals.scaled_mm_of_blocks:
-            internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
+    else:
+        rows, columns = up_to(len(codes), ROWS), len(b_codes)
+        if len(out) < rows:
+            more = out.new_empty(rows, columns)
+            _multiply(a, b, more)
+            out.copy_(more[: len(out)])
             return
-        if short:
-            codes, b_codes = (
-                pad(matrix.view(torch.uint8), (0, short * BLOCK)).view(matrix.dtype) for matrix in (codes, b_codes)
-            )
-            scales = pad(scales.t(), (0, 0, 0, short)).t()
+        scales = pad(scales.t(), (0, rows - len(codes))).t() if len(codes) < rows else scales
+        blocks = scales.shape[1]
+        if len(b_scales) != columns:  # those of a weight
+            short = -blocks % SCALES
+            b_scales = pad(b_scales, (0, short)) if short else b_scales
+            if internals.scaled_mm_of_blocks:
+                codes, b_codes = _in_blocks(codes, rows, blocks), _in_blocks(b_codes, columns, blocks)
+                internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
+                return
+            scales, blocks = pad(scales.t(), (0, 0, 0, short)).t() if short else scales, blocks + short
+        codes, b_codes = _in_blocks(codes, rows, blocks), _in_blocks(b_codes, columns, blocks)
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
+
+
+def _in_blocks(codes: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
+    """Return codes of more rows, and of whole blocks with zeros behind: where `new_codes` left room, in place."""
+    depth, step = blocks * BLOCK, codes.stride(0)
+    end = codes.storage_offset() + (rows - 1) * step + depth
+    if depth <= step and end <= codes.untyped_storage().nbytes():
+        return codes.as_strided((rows, depth), (step, 1))
+    more = 0, depth - codes.shape[1], 0, rows - len(codes)
+    return pad(codes.view(torch.uint8), more).view(codes.dtype)
+
+
+def _clear_behind(codes: torch.Tensor) -> None:
+    """Zero what a row of `new_codes` has behind its last column."""
+    (rows, columns), step = codes.shape, codes.stride(0)
+    whole = codes.view(torch.uint8).as_strided((rows, step), (step, 1))
+    whole[:, columns:].zero_()
 
 
 def _add_product(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
@@ -101,9 +125,11 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     schedule = _schedule(operands, preactivations[0].dtype, biases, formula)
     if schedule == "hopper" and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
         return None
-    codes = x.codes.new_empty((tokens, intermediate))
+    codes = new_codes(x.codes, tokens, intermediate, True)
     scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
     if schedule == "hopper":
+        if codes.stride(0) > intermediate:
+            plan.apply(_clear_behind, codes)
         _launch_by_hand(operands, (codes, scales), preactivations)
     elif schedule == "torch":
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
@@ -139,9 +165,10 @@ def write_hidden_grad(
     """
     d_gate = gradients[0]
     if choice.why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
-        d_h = d_gate.new_empty(d_gate.shape)
+        rows, columns = d_gate.shape
+        d_h = d_gate.new_empty((up_to(rows, ROWS) if d_out.scales.dim() == 2 else rows, columns))
         plan.apply(_multiply, d_out, w_down, d_h)
-        return write_gate_gradients(d_h, preactivations, gradients, formula, maxima)
+        return write_gate_gradients(d_h[:rows], preactivations, gradients, formula, maxima)
     run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, formula)
     return UNKNOWN
 

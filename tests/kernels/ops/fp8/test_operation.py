@@ -94,16 +94,34 @@ HANDED |= {"d_gate.T", "d_up.T", "w_gate.T", "w_up.T", "x.T"}
 
 
 def by_plain_products(monkeypatch):
-    """The way of PyTorch's products, with plain ones in their place: no GPU is needed."""
+    """The way of PyTorch's products, with plain ones in their place that ask for what it asks for: no GPU is needed."""
 
-    def multiply(a, b, out):
-        first, second = (value(*q) if q.scales.dim() == 2 else reference.dequantise(*q) for q in (a, b))
-        out.copy_(first @ second.t())
+    def multiply(codes, turned, scales, turned_scales, out):
+        depth = codes.shape[1]
+        assert depth == len(turned)
+        assert out.shape == (len(codes), turned.shape[1])
+        assert depth % 16 == turned.shape[1] % 16 == 0
+        if scales.shape[1] > 1 or turned_scales.shape[0] > 1:
+            assert depth % 128 == len(codes) % 4 == 0
+            assert scales.shape == (len(codes), depth // 128)
+            assert scales.stride() == (1, len(codes))
+        if turned_scales.shape[1] not in (1, turned.shape[1]):  # of a weight's blocks
+            assert len(turned_scales) % 4 == 0
+            turned_scales = turned_scales[: depth // 128]
+        out.copy_(value(codes, scales) @ value(turned, turned_scales))
+
+    def scaled_mm(codes, turned, *, scale_a, scale_b, out_dtype, out):
+        assert out.dtype == out_dtype
+        multiply(codes, turned, scale_a, scale_b, out)
+
+    def multiply_blocks(codes, scales, turned, turned_scales, out):
+        multiply(codes, turned, scales, turned_scales, out)
 
     monkeypatch.setattr(choice.hopper_fp8, "why_not", lambda *_: "PyTorch's products are asked for")
     monkeypatch.setattr(choice, "why_not_by_torch", lambda *_: None)
     monkeypatch.setattr(choice, "TORCH_FROM", 1)
-    monkeypatch.setattr(products, "_multiply", multiply)
+    monkeypatch.setattr(products.internals, "scaled_mm", scaled_mm)
+    monkeypatch.setattr(products.internals, "multiply_blocks", multiply_blocks)
 
 
 def product(left, right):
@@ -112,7 +130,7 @@ def product(left, right):
 
 
 @by_recipe
-@pytest.mark.parametrize(("tokens", "by_torch"), [(1, False), (150, False), (150, True)])
+@pytest.mark.parametrize(("tokens", "by_torch"), [(1, False), (150, False), (149, True), (150, True)])
 def test_products_are_those_of_the_codes(recipe, tokens, by_torch, monkeypatch):
     """Each result against fp64 on exactly the codes that were handed over: nothing but its own rounding is lost."""
     if by_torch:
@@ -206,7 +224,10 @@ def test_frozen_weights_leading_dimensions_and_no_tokens(recipe):
 
 
 @by_recipe
-def test_weights_that_were_quantised_before(recipe):
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_weights_that_were_quantised_before(recipe, by_torch, monkeypatch):
+    if by_torch:
+        by_plain_products(monkeypatch)
     x, *weights = problem()[:4]
     kept = [fp8.quantise(weight, recipe, weight=True) for weight in weights]
     expected = swiglu_mlp_fp8(x, *weights, recipe=recipe)
