@@ -70,7 +70,7 @@ def way_of_glu(
     x is [tokens, hidden]; results have a dtype of 16 bits.
     """
     if isinstance(given, torch.Tensor):
-        x, aside = given, hopper_fp8.why_off(given.device, intermediate, blocks, has_bias, formula)
+        x, aside = given, hopper_fp8.why_off(given.device, intermediate, has_bias, formula)
         unfit = why_not_sizes(x.device, (*x.shape, intermediate), dtype, has_bias)
     else:
         x = given[0].codes
@@ -92,9 +92,7 @@ def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: b
     return None
 
 
-def why_not_sizes(
-    device: torch.device, sizes: tuple[int, int, int], dtype: torch.dtype, has_bias: bool
-) -> str | None:
+def why_not_sizes(device: torch.device, sizes: tuple[int, int, int], dtype: torch.dtype, has_bias: bool) -> str | None:
     """`why_not_by_torch` of any operands of these rows, depth and columns."""
     if INTERPRETING or capability_of(device) != (9, 0):
         return "PyTorch's product was measured on compute capability 9.0 alone"

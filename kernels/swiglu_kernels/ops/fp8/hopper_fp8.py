@@ -292,7 +292,7 @@ def tile_of(columns: int) -> Tile:
     return dataclasses.replace(TILE, columns=columns, stages=BLOCK_STAGES if columns == BLOCK else TILE.stages)
 
 
-def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: bool, formula: Formula) -> str | None:
+def why_off(device: torch.device, intermediate: int, has_bias: bool, formula: Formula) -> str | None:
     """Say why no operands can take this path, or return None where some can; see `why_not`."""
     if device.type != "cuda" or capability_of(device) != (9, 0):
         return "the hand-scheduled kernel is for compute capability 9.0"
@@ -300,7 +300,7 @@ def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: boo
         return off
     if has_bias or formula != PLAIN:
         return "the hand-scheduled kernel is for plain SwiGLU without biases"
-    multiple = PART if blocks else shared.ALIGNMENT_BYTES // 2
+    multiple = shared.ALIGNMENT_BYTES // 2
     return f"intermediate has to be a multiple of {multiple}" if intermediate % multiple else None
 
 
@@ -314,7 +314,7 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
     """
     (codes, scales), matrices = x, (x[0], w_gate[0], w_up[0])
     blocks = scales.dim() == 2
-    if off := why_off(codes.device, w_gate[0].shape[0], blocks, has_bias, formula):
+    if off := why_off(codes.device, w_gate[0].shape[0], has_bias, formula):
         return off
     if any(0 in matrix.shape for matrix in matrices):
         return "an empty tensor has no descriptor"
@@ -354,7 +354,9 @@ def forward_launch(
         moved["codes"] = z, WIDE, WIDE
     others: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     others |= {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "h_scales": h_scales}
-    others |= {"M": M, "N": N, "K": K, "COLUMNS": tile.columns, "GROUP": tile.group, "BLOCKS": blocks}
+    # The last tile ends with N, and each 32 of its columns have to be in one block.
+    others |= {"M": M, "N": -(-N // PART) * PART if blocks else N, "K": K, "COLUMNS": tile.columns}
+    others |= {"GROUP": tile.group, "BLOCKS": blocks}
     others |= {"STORE_PREACT": preactivations is not None}
     tiles = -(-M // ROWS) * -(-N // tile.columns)
     return launch_of(_forward_kernel, min(tiles, programs), tile, moved, others, "ops/fp8/hopper_fp8.py")

@@ -33,7 +33,15 @@ import torch
 from swiglu_kernels.ops.fp8 import products
 from swiglu_kernels.ops.fp8.definition import RECIPES
 from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes, find
-from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Maxima, Quantised, quantise_both, quantise_rows
+from swiglu_kernels.ops.fp8.portable_codes import (
+    ALIGNMENT,
+    BLOCK,
+    Maxima,
+    Quantised,
+    quantise_both,
+    quantise_rows,
+    up_to,
+)  # fmt: skip
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import Limit, check_formula
 from swiglu_kernels.ops.glu import block
@@ -47,7 +55,7 @@ from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_option, check_tensor
 from swiglu_kernels.runtime.main_grad import MARK
 from swiglu_kernels.runtime.operator import call_and_keep, operator
-from swiglu_kernels.runtime.shortcuts import plan
+from swiglu_kernels.runtime.shortcuts import door, plan
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
 
 PRECISIONS = ("bf16", *(f"fp8-{recipe}" for recipe in RECIPES))
@@ -227,18 +235,21 @@ MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 
 @operator("fp8_quantise")
 def _quantise(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes and scales; blockwise scales of an activation with their axes swapped."""
+    """Return codes and scales; blockwise whole blocks of codes, and scales of an activation with their axes swapped."""
     codes, scales = quantise_rows(matrix, recipe, weight)
-    return codes.contiguous(), scales.t().contiguous() if recipe == "blockwise" and not weight else scales
+    if recipe == "rowwise":
+        return codes, scales
+    return codes.as_strided((len(codes), codes.stride(0)), (codes.stride(0), 1)), scales if weight else scales.t()
 
 
 @_quantise.register_fake
 def _(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    *shape, columns = matrix.shape
+    *shape, columns = codes = list(matrix.shape)
     if recipe == "blockwise":
         rows, blocks = matrix.shape[0], -(-columns // BLOCK)
         shape = [-(-rows // BLOCK), blocks] if weight else [blocks, rows]
-    return torch.empty_like(matrix, dtype=torch.float8_e4m3fn), matrix.new_empty(shape, dtype=torch.float32)
+        codes = [rows, blocks * BLOCK]
+    return matrix.new_empty(codes, dtype=torch.float8_e4m3fn), matrix.new_empty(shape, dtype=torch.float32)
 
 
 def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quantised:
@@ -251,9 +262,10 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
         weight: whether it is a weight, whose blocks are 128 x 128.
 
     Returns:
-        Quantised(codes, scales): [rows, depth] in float8_e4m3fn, contiguous, and float32 scales: rowwise [rows],
-        blockwise [rows, ceil(depth / 128)], of a weight [ceil(rows / 128), ceil(depth / 128)]. Of experts, [experts,
-        rows, depth] and [experts, rows]. No gradient.
+        Quantised(codes, scales): [rows, depth] in float8_e4m3fn, contiguous but that blockwise rows lie a multiple of
+        128 bytes apart, with zeros between; and float32 scales: rowwise [rows], blockwise [rows, ceil(depth / 128)], of
+        a weight [ceil(rows / 128), ceil(depth / 128)]. Of experts, [experts, rows, depth] and [experts, rows]. No
+        gradient.
 
     Raises:
         TypeError: matrix is not a tensor of one of these dtypes.
@@ -266,7 +278,9 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
         raise ValueError(f"matrix: expected two dimensions, [rows, depth], got {tuple(tensor.shape)}")
     check("matrix", tensor, (("depth", tensor.shape[-1]),))
     codes, scales = _quantise(tensor, recipe, weight)
-    return Quantised(codes, scales.t() if recipe == "blockwise" and not weight else scales)
+    if recipe == "blockwise":
+        codes, scales = codes[:, : tensor.shape[1]], scales if weight else scales.t()
+    return Quantised(codes, scales)
 
 
 def check(name: str, tensor: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:
@@ -293,9 +307,9 @@ def _check_quantised(name: str, operand: Any, recipe: str, weight: bool) -> Quan
         and len(operand) == 2
         and all(isinstance(part, torch.Tensor) for part in operand)
         and (operand[0].dtype, operand[1].dtype, operand[0].dim()) == (torch.float8_e4m3fn, torch.float32, 2)
-        and operand[0].is_contiguous()
+        and operand[0].stride() in [(step, 1) for step in (operand[0].shape[1], up_to(operand[0].shape[1], BLOCK))]
     ):
-        raise TypeError(f"{name}: expected what `quantise` returns, contiguous codes and scales")
+        raise TypeError(f"{name}: expected what `quantise` returns, codes and scales")
     rows, blocks = operand[0].shape[0], -(-operand[0].shape[1] // BLOCK)
     shape = (rows,) if recipe == "rowwise" else (-(-rows // BLOCK) if weight else rows, blocks)
     if operand[1].shape != shape:
@@ -345,12 +359,21 @@ def swiglu_mlp_fp8(
         TypeError, ValueError: as for `swiglu_glu`; ValueError also where the GPU has no fp8, hidden, intermediate or
             hidden_out is no multiple of 16, or a gradient is wanted for a tensor that was given quantised.
     """
+    gate, kind = (activation, gate_multiplier, alpha, limit, up_offset), None
+    if kept is None and _handed is None and not accumulate_into_main_grad:
+        parts = [operand if type(operand) is Quantised else (operand, None) for operand in (x, w_gate, w_up, w_down)]
+        (*tensors, down), of_codes = zip(*parts, strict=True)
+        others = bias_gate, bias_up, down, bias_down, *of_codes
+        kind, again = door.find(MLP.name, tuple(tensors), others, (recipe, *gate, weight_grad, save))
+        if again is not None:
+            return again(*tensors, *others)
     check_option("recipe", recipe, RECIPES)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
-    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = check_formula(*gate)
     given, scales = _given((x, w_gate, w_up, w_down), (bias_gate, bias_up, bias_down), recipe)
-    if weight_grad == "none":
+    frozen = weight_grad == "none"
+    if frozen:
         given = block.frozen(given)
     with_grad = block.needs_backward(*given)
     quantised = [name for name, scale in zip(_NAMES, scales, strict=True) if scale is not None]
@@ -366,7 +389,10 @@ def swiglu_mlp_fp8(
         recipe += SUFFIX
     save = "preact" if with_grad and save != "input" else "input"
     rows, options = as_matrix(given.x), (weight_grad, save, "", formula.numbers, SEPARATE, 0, recipe)
-    return like_leading(call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options), given.x)
+    out = call_and_keep(MLP.forward, rows, *given[1:7], *scales, *options)
+    if not (frozen and with_grad):
+        MLP.remember(kind, given.x, options, with_grad)
+    return like_leading(out, given.x)
 
 
 _NAMES = ("x", "w_gate", "w_up", "w_down")

@@ -8,9 +8,10 @@ meant is code * scale. The recipes and their arithmetic are those of `reference.
 
 A matrix that is multiplied along both of its axes (a gradient: along its columns for dX, along the tokens for dW) is
 quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
-multiple of 16 with zeros. By blocks, rows of codes lie a multiple of 128 apart, with zeros behind their last, and have
-room for as many more rows as PyTorch's product asks for: it reads both as a part of the matrix. The rows' scales need all of a row or column before its first code: the first pass over
-memory, `_amax_kernel`, finds them, except where rows alone are wanted, which a program takes as a whole.
+multiple of 16 with zeros. By blocks, rows of codes lie a multiple of 128 apart, with zeros between, and memory goes on
+for as many more rows as PyTorch's product asks for: it takes both as parts of the matrix. The rows' scales need all of
+a row or column before its first code: the first pass over memory, `_amax_kernel`, finds them, except where rows alone
+are wanted, which a program takes as a whole.
 """
 
 import math
@@ -175,9 +176,7 @@ def store_codes(
     BLOCK: tl.constexpr, EVERY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of codes; which rows are in it is said as to `write_rows`."""
-    position, offsets, inside = _tile_of_every(
-        tile_row, tile_column, first, rows, width, width, 1, BLOCK, EVERY, WIDE
-    )
+    position, offsets, inside = _tile_of_every(tile_row, tile_column, first, rows, width, width, 1, BLOCK, EVERY, WIDE)
     tl.store(codes_ptr + position + offsets, codes, mask=inside)
 
 

@@ -39,7 +39,7 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     else:
         rows, columns = up_to(len(codes), ROWS), len(b_codes)
         if len(out) < rows:
-            more = out.new_empty(rows, columns)
+            more = _new_product(a, out, columns)
             _multiply(a, b, more)
             out.copy_(more[: len(out)])
             return
@@ -74,10 +74,17 @@ def _clear_behind(codes: torch.Tensor) -> None:
     whole[:, columns:].zero_()
 
 
-def _add_product(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
-    more = torch.empty_like(out)
-    _multiply(a, b, more)
-    out.add_(more)
+def _new_product(a: Quantised, like: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return what `_multiply` writes as it is: with a's rows, by blocks up to a multiple of ROWS."""
+    rows = len(a.codes)
+    return like.new_empty(up_to(rows, ROWS) if a.scales.dim() == 2 else rows, columns)
+
+
+def _multiply_both(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
+    first, second = _new_product(a, out, out.shape[1]), _new_product(a, out, out.shape[1])
+    _multiply(a, b, first)
+    _multiply(more_a, more_b, second)
+    torch.add(first[: len(out)], second[: len(out)], out=out)
 
 
 def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
@@ -149,8 +156,7 @@ def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Ten
 def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
     """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
     if choice.why_not_by_torch(a, b, out.dtype, False) is None:
-        plan.apply(_multiply, a, b, out)
-        plan.apply(_add_product, more_a, more_b, out)
+        plan.apply(_multiply_both, a, b, more_a, more_b, out)
     else:
         run(sum_launch, a, b, (more_a, more_b), out)
 
@@ -165,10 +171,9 @@ def write_hidden_grad(
     """
     d_gate = gradients[0]
     if choice.why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
-        rows, columns = d_gate.shape
-        d_h = d_gate.new_empty((up_to(rows, ROWS) if d_out.scales.dim() == 2 else rows, columns))
+        d_h = _new_product(d_out, d_gate, d_gate.shape[1])
         plan.apply(_multiply, d_out, w_down, d_h)
-        return write_gate_gradients(d_h[:rows], preactivations, gradients, formula, maxima)
+        return write_gate_gradients(d_h[: len(d_gate)], preactivations, gradients, formula, maxima)
     run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, formula)
     return UNKNOWN
 

@@ -291,11 +291,16 @@ class GatedOperation:
         with_grad = needs_backward(*given)
         options = weight_grad, save if with_grad else "input", input_grad, formula.numbers, layout, chunk, ""
         out = call_and_keep(self.forward, rows, *given[1 : self.tensors], *options)
-        if kind is not None and not (detached and with_grad) and (with_grad or not chunk):
+        if not (detached and with_grad) and (with_grad or not chunk):
+            self.remember(kind, x, options, with_grad)
+        return like_leading(out, x)
+
+    def remember(self, kind: door.Kind | None, x: torch.Tensor, options: Sequence[Any], with_grad: bool) -> None:
+        """Let calls of a kind, which `door.find` may have said, be made again with these options; x is their first."""
+        if kind is not None:
             series = Series()
             again = self.forward.again(series, options) if with_grad else series.again(self._out_alone, options)
             door.remember(kind, of_matrix(x, again))
-        return like_leading(out, x)
 
     def _out_alone(self, *arguments: Any) -> torch.Tensor:
         return self.forward.function(*arguments)[0]
