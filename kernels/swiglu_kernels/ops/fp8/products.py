@@ -76,8 +76,9 @@ def _clear_behind(codes: torch.Tensor) -> None:
 
 def _new_product(a: Quantised, like: torch.Tensor, columns: int) -> torch.Tensor:
     """Return what `_multiply` writes as it is: with a's rows, by blocks up to a multiple of ROWS."""
-    rows = len(a.codes)
-    return like.new_empty(up_to(rows, ROWS) if a.scales.dim() == 2 else rows, columns)
+    codes, scales = a  # a series hands over plain tuples
+    rows = len(codes)
+    return like.new_empty(up_to(rows, ROWS) if scales.dim() == 2 else rows, columns)
 
 
 def _multiply_both(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:

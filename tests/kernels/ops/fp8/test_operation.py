@@ -6,6 +6,7 @@ import pytest
 import torch
 from accuracy import DEVICE, FP8_LOST, assert_equal, check_against_reference, poisoned_outputs, random_tensor, same_bits
 from clamped import GPT_OSS, keep_off_limit
+from replayed import as_on_a_gpu
 from stock_mlp import LlamaMLP
 from torch.library import opcheck
 
@@ -240,6 +241,29 @@ def test_weights_that_were_quantised_before(recipe, by_torch, monkeypatch):
     other = RECIPES[recipe == RECIPES[0]]
     with pytest.raises(ValueError, match=f"w_gate: expected scales .* as recipe='{other}'"):
         swiglu_mlp_fp8(x.detach(), *kept, recipe=other)
+
+
+@by_recipe
+@pytest.mark.skipif(backend_for(DEVICE) != "interpreter", reason="needs Triton's interpreter")
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_calls_of_a_kind_are_made_again(recipe, by_torch, monkeypatch):
+    if by_torch:
+        by_plain_products(monkeypatch)
+    inputs = problem(37, gradients=True)[:4]
+    kept = [fp8.quantise(weight, recipe, weight=True) for weight in inputs[1:]]
+
+    def calls():
+        with torch.no_grad():
+            inferred = swiglu_mlp_fp8(inputs[0], *kept, recipe=recipe)
+        out = swiglu_mlp_fp8(*inputs, recipe=recipe)
+        return inferred, out, *torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    expected, checked, check = calls(), [], fp8._given
+    monkeypatch.setattr(fp8, "_given", lambda *given: checked.append("") or check(*given))
+    with as_on_a_gpu():
+        for _ in range(3):
+            assert all(map(torch.equal, calls(), expected))
+    assert len(checked) == 2, "one of each kind"
 
 
 def test_operator_conventions():
