@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others \
+pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step-peers step-accumulate step step-llama3-8b step-others \
   energy backward memory memory-mlp experts experts-qwen3 experts-others experts-fp8 experts-peers experts-quack \
   experts-quack-step experts-zipf experts-liger experts-liger-few experts-liger-step \
   experts-liger-step-deepseek experts-few experts-few-zipf experts-few-layers experts-few-layers-others \
@@ -59,6 +59,12 @@ for piece in ${*:-$pieces}; do
     step-mlp)
       sweep step-mlp step --shapes llama7b --scope mlp --tokens 1k,2k,4k,8k --budget 4 --no-energy \
         --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
+    step-peers)
+      sweep step-peers step --shapes llama7b --scope mlp --tokens 1k,2k,4k,8k --budget 4 --no-energy \
+        --impl eager,compile,liger,fused-mlp-auto,quack ;;
+    step-accumulate)
+      sweep step-accumulate step --accumulate 4 --shapes llama7b --scope mlp --precision fp8-rowwise --tokens 1k --budget 6 \
+        --baseline fused-mlp-auto --impl fused-mlp-auto,fused-fp8,fused-fp8-kept ;;
     step)
       sweep step step --shapes llama7b --tokens 128,1k,2k,4k,8k --budget 3 --no-energy \
         --impl eager,compile,compile-packed,liger,unsloth,fused-dw-torch,fused-auto,quack ;;

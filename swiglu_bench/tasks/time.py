@@ -319,7 +319,8 @@ class _TimedCase(CaseRun):
 
         def on_round(number: int) -> dict[str, Exception]:
             if number >= 0:
-                watch.on_round()
+                if not before:  # a state for each sample that is kept
+                    watch.on_round()
                 self._tell_timing(f"timing, round {number + 1}", 0.9 * min(1.0, number / rule.min_rounds))
             return judge.judge()
 

@@ -209,6 +209,21 @@ def watched(states: list[GpuState], others: list[int] | NoAnswer) -> Record:
     return record
 
 
+def test_there_is_a_state_for_each_sample_and_none_of_rounds_that_are_played_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = GpuWatch(Driver([GpuState(1980, 600.0, 50, "")] * 3, []), "")  # type: ignore[arg-type]
+    this: Any = SimpleNamespace(
+        court=SimpleNamespace(settings=SimpleNamespace(rule=Rule())), case=SimpleNamespace(seed=0),
+        _tell_timing=lambda *_: None,
+    )  # fmt: skip
+    judge: Any = SimpleNamespace(judge=dict)
+    monkeypatch.setattr(time, "run_rounds", lambda *_, on_round, **__: [on_round(number) for number in range(-2, 3)])
+    for before in (None, SimpleNamespace(as_many=lambda rule: rule)):
+        time._TimedCase._play(this, [], judge, "", watch, before)  # type: ignore[arg-type]
+    assert len(watch.states) == 3
+
+
 def test_figures_of_all_rounds_become_one_and_those_not_given_are_missing() -> None:
     states = [
         GpuState(1980, 600.0, 50, ""), GpuState(1700, 700.0, 55, "software-power-cap"),

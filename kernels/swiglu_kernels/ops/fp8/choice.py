@@ -15,14 +15,14 @@ MULTIPLE = 16
 TORCH_FROM = 512
 """Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
 PAYS_FROM: dict[tuple[str, bool], tuple[tuple[int, int, int], ...]] = {
-    ("rowwise", False): ((2**25, 2048, 128), (0, 2048, 512)),
-    ("rowwise", True): ((2**25, 4096, 8192),),
-    ("blockwise", False): ((2**25, 4096, 128), (0, 4096, 512)),
-    ("blockwise", True): ((2**25, 4096, 8192),),
+    ("rowwise", False): ((2**25, 2048, 128), (2**22, 1024, 512), (0, 1024, 4096)),
+    ("rowwise", True): ((2**24, 1536, 2048), (2**23, 1280, 5120)),
+    ("blockwise", False): ((2**25, 4096, 128), (2**23, 1024, 512), (2**22, 1280, 512), (0, 1024, 5120)),
+    ("blockwise", True): ((2**25, 1280, 2048), (2**24, 1024, 5120), (2**22, 2048, 5120)),
 }
 """By recipe, and whether a step is trained or a forward has weights quantised before: of layers with so many elements
 in w_gate or more, and whose smaller side has so many, the fewest tokens from which fp8 was found to take less time than
-bf16. By blocks, both sides are multiples of BLOCK (results/nvidia-h100/fp8-grid.csv and fp8-kernels.txt)."""
+bf16 (results/nvidia-h200/fp8-grid.csv and nvidia-h100/fp8-kernels.txt), from the fewest tokens on."""
 EXPERTS_PAY_TO = 128
 """Rows for each expert up to which a forward takes less time, weights quantised before; where both sides of an expert
 are multiples of BLOCK, more as well."""
@@ -41,8 +41,6 @@ class Way(NamedTuple):
 
 def pays_from(recipe: str, trains: bool, hidden: int, intermediate: int) -> int | None:
     """Return the fewest tokens from which a layer in fp8 takes less time than in bf16; None: none is known."""
-    if recipe == "blockwise" and (hidden % BLOCK or intermediate % BLOCK):
-        return None
     found = (
         tokens for elements, side, tokens in PAYS_FROM[recipe, trains]
         if hidden * intermediate >= elements and min(hidden, intermediate) >= side
