@@ -66,7 +66,8 @@ class LlamaMLP(nn.Module):
         return self.down_proj(F.silu(gate) * up)[0]
 
 
-def test_a_plugin_of_sglang_stands_around_its_mlps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_plugin_of_sglang_stands_around_its_mlps(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     hooks: dict[str, Callable[..., Any]] = {}
     registry = ModuleType("sglang.srt.plugins.hook_registry")
     registry.HookType = SimpleNamespace(AROUND="around")  # type: ignore[attr-defined]
@@ -82,7 +83,7 @@ def test_a_plugin_of_sglang_stands_around_its_mlps(monkeypatch: pytest.MonkeyPat
     calls: list[int] = []
     fused = plugin.swiglu_glu_packed
     monkeypatch.setattr(plugin, "swiglu_glu_packed", lambda *given: calls.append(1) or fused(*given))
-    mlp, x = LlamaMLP(), torch.randn(5, 16)
+    mlp, x = LlamaMLP().to(device), torch.randn(5, 16, device=device)
     with torch.no_grad():
         expected = mlp(x)
         torch.testing.assert_close(around(LlamaMLP.forward, mlp, x), expected)

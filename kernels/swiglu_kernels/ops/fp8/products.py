@@ -82,7 +82,8 @@ def _new_product(a: Quantised, like: torch.Tensor, columns: int) -> torch.Tensor
 
 
 def _multiply_both(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
-    first, second = _new_product(a, out, out.shape[1]), _new_product(a, out, out.shape[1])
+    second = _new_product(a, out, out.shape[1])
+    first = out if len(second) == len(out) else torch.empty_like(second)
     _multiply(a, b, first)
     _multiply(more_a, more_b, second)
     torch.add(first[: len(out)], second[: len(out)], out=out)
