@@ -72,9 +72,10 @@ SHAPE, MODE = ("--shapes", "--shape"), ("--modes", "--mode")
 """Both names of an option, whichever a user thinks of."""
 Text = str | None
 Texts = list[str] | None
-Shapes = Annotated[Text, option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, random:N (layers drawn "
-    "by --seed, each with a token count), or models: a config.json or a name in the local Hugging Face cache; "
-    "comma-separated. \\[default: llama7b on a GPU, smoke on a CPU]", *SHAPE, autocompletion=complete_shapes)]
+Shapes = Annotated[Text, option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, random:N or "
+    "random-experts:N (layers or mixtures drawn by --seed, each with a token count), or models: a config.json or a "
+    "name in the local Hugging Face cache; comma-separated. \\[default: llama7b on a GPU, smoke on a CPU]", *SHAPE,
+    autocompletion=complete_shapes)]
 Tokens = Annotated[Text, option(WHAT, "Token counts, such as 1,128,1k,8k. \\[default: the shape's own]")]
 DtypeOption = Annotated[Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \\[default: bf16 on a GPU, fp32 on a "
     "CPU; verify: all]")]

@@ -24,6 +24,10 @@ DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
 RANDOM_HIDDEN, RANDOM_INTERMEDIATE, RANDOM_TOKENS = (2048, 8192), (768, 28672), (1, 16384)
 """Of layers drawn at random, the smallest and the largest: sizes from those of the models in configs/, and a single
 expert of their mixtures."""
+OF_EXPERTS, RANDOM_EXPERTS, RANDOM_TOP_K = ((1024, 7168), (256, 14336)), (8, 16, 32, 64, 128, 256), (1, 2, 4, 8)
+"""Of mixtures drawn at random: hidden and intermediate, how many experts there are, and how many a token has."""
+MOST_WEIGHTS = 2**29
+"""Elements of a drawn mixture's w_gate, 3 GiB of all weights in bf16."""
 MOST_RANDOM = 10_000
 DRAWN = "drawn at random"
 
@@ -114,7 +118,7 @@ def load_shapes(text: str, seed: int = 0) -> list[Shape]:
     """Shapes for `--shapes`, separated by commas: names of shapes or sweeps, YAML files, HIDDENxINTERMEDIATE, models.
 
     A model is a config.json, a folder with one, or a name such as Qwen/Qwen3-8B in the local Hugging Face cache.
-    random:N is N layers drawn from the seed.
+    random:N is N layers drawn from the seed, random-experts:N as many mixtures.
 
     Raises BadInput for a name that does not exist (offering near ones), sizes that are not positive, a file that is
     missing or malformed (naming file and line), and two different shapes of one name.
@@ -179,7 +183,7 @@ def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
         return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
-    if re.match("random(:|$)", word):
+    if re.match("random(-experts)?(:|$)", word):
         return random_shapes(word, seed)
     known = config_names()
     if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
@@ -222,16 +226,17 @@ def _read(path: Path) -> Config:
 
 
 def random_shapes(word: str, seed: int) -> list[Shape]:
-    """Draw the layers that `random:N` names, each with one token count. Raises BadInput for another N.
+    """Draw the layers or mixtures of `random:N` or `random-experts:N`, each with one token count; BadInput: another N.
 
     Sizes and token counts are log-uniform. Every other layer has multiples of 64, as models have; the rest have odd
     multiples of 8, whose rows begin inside a sector of the L2 cache. The first layers of a seed are the same for all N.
     """
-    number = re.fullmatch(r"random:(\d{1,5})", word)
-    count = int(number[1]) if number else 0
+    number = re.fullmatch(r"random(-experts)?:(\d{1,5})", word)
+    count, mixed = (int(number[2]), bool(number[1])) if number else (0, False)
     if not 1 <= count <= MOST_RANDOM:
         raise BadInput(
-            f"--shapes: {word!r} does not say how many layers to draw; give random:N, with N of 1 to {MOST_RANDOM}."
+            f"--shapes: {word!r} does not say how many layers to draw; give random:N or random-experts:N, with N of 1 "
+            f"to {MOST_RANDOM}."
         )
     source = random.Random(seed)
 
@@ -241,9 +246,14 @@ def random_shapes(word: str, seed: int) -> list[Shape]:
     drawn: dict[str, Shape] = {}
     while len(drawn) < count:
         step, offset = (64, 0) if len(drawn) % 2 == 0 else (16, 8)
-        bounds = RANDOM_HIDDEN, RANDOM_INTERMEDIATE
+        bounds = OF_EXPERTS if mixed else (RANDOM_HIDDEN, RANDOM_INTERMEDIATE)
         hidden, intermediate = (step * int(log_uniform(*each) / step) + offset for each in bounds)
         tokens = round(log_uniform(*RANDOM_TOKENS))
-        name = f"{hidden}x{intermediate}"
-        drawn.setdefault(name, Shape(name, hidden, intermediate, DRAWN, (tokens,)))
+        name, experts = f"{hidden}x{intermediate}", None
+        if mixed:
+            there = source.choice(RANDOM_EXPERTS)
+            experts = Experts(there, min(source.choice(RANDOM_TOP_K), there // 2))
+            name = f"{there}x{name}-top{experts.top_k}"
+        if not experts or experts.count * hidden * intermediate <= MOST_WEIGHTS:
+            drawn.setdefault(name, Shape(name, hidden, intermediate, DRAWN, (tokens,), experts))
     return list(drawn.values())

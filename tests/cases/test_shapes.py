@@ -75,8 +75,19 @@ def test_random_layers_are_those_of_the_seed() -> None:
     assert all(2048 <= shape.hidden <= 8200 and 768 <= shape.intermediate <= 28680 for shape in many)
     assert [shape.tokens for shape in with_tokens(load_shapes("smoke,random:1", 1), [5])] == [(5,), (1655,)]
 
-    for text in ("random", "random:", "random:0", "random:-3", "random:many", "random:10001"):
+    for text in ("random", "random:", "random:0", "random:-3", "random-experts:many", "random:10001"):
         assert complaint(f"smoke,{text}").startswith(f"--shapes: {text!r} does not say how many layers to draw")
+
+
+def test_random_mixtures_are_those_of_the_seed_and_fit_a_gpu() -> None:
+    many = load_shapes("random-experts:300", seed=1)
+    assert many[:4] == load_shapes("random-experts:4", seed=1) != load_shapes("random-experts:4", seed=2)
+    assert {shape.experts.count for shape in many if shape.experts} == {8, 16, 32, 64, 128, 256}
+    for shape in many:
+        assert shape.experts
+        assert shape.experts.top_k < shape.experts.count
+        assert shape.experts.count * shape.hidden * shape.intermediate <= 2**29
+        assert shape.hidden % 8 == shape.intermediate % 8 == 0
 
 
 GOOD = "hidden: 8\nintermediate: 16\nsource: made up\n"
