@@ -238,40 +238,26 @@ class AuditOptions:
 class TpOptions(WandbOptions):
     """What is split over how many GPUs, how it is timed, and where results go."""
 
-    gpus: Annotated[
-        str | None,
-        option(WHAT, "GPUs in a group, such as 4, or several in turn, such as 1,2,4; on a CPU, processes. "
-               "Under torchrun, the group's own. "
-               "\\[default: all GPUs; 2 processes on a CPU]", show_default=False),
-    ] = None  # fmt: skip
+    gpus: Annotated[Text, option(WHAT, "GPUs in a group, such as 4, or several in turn, such as 1,2,4; on a CPU, "
+        "processes. Under torchrun, the group's own. \\[default: all GPUs; 2 processes on a CPU]",
+        show_default=False)] = None
     shapes: Shapes = None
     tokens: Tokens = None
     modes: Annotated[str, option(WHAT, "forward, step, comma-separated.", *MODE)] = "forward,step"
     dtype: DtypeOption = None
-    impl: Annotated[
-        Texts,
-        option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or path/to/file.py:name (which runs "
-               "that file's code); comma-separated or repeated. eager is always included. \\[default: eager, compile, "
-               "compile-async-tp, liger, fused-auto, fused-mlp-auto; for experts eager, grouped, liger-experts, "
-               "fused-experts]", show_default=False),
-    ] = None  # fmt: skip
+    impl: Annotated[Texts, option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or "
+        "path/to/file.py:name (which runs that file's code); comma-separated or repeated. eager is always included. "
+        "\\[default: eager, compile, compile-async-tp, liger, fused-auto, fused-mlp-auto; for experts eager, grouped, "
+        "liger-experts, fused-experts]", show_default=False)] = None
     skip_impl: SkipImpl = None
-    sequence_parallel: Annotated[
-        str,
-        option(WHAT, "no (every rank has all tokens; all-reduce), yes (each has its part of them; all-gather and "
-               "reduce-scatter) or both. Experts only have yes, with all-to-all."),
-    ] = "both"  # fmt: skip
+    sequence_parallel: Annotated[str, option(WHAT, "no (every rank has all tokens; all-reduce), yes (each has its "
+        "part of them; all-gather and reduce-scatter) or both. Experts only have yes, with all-to-all.")] = "both"
     seed: Seed = 0
     device: Device = None
-    budget: Annotated[
-        float | None,
-        option(HOW, "Seconds for a case's rounds, of which there are at least ten; if it is given, cases that take "
-               "very long on this machine are timed too. \\[default: 3]", min=0.01),
-    ] = None  # fmt: skip
-    timeout: Annotated[
-        float,
-        option(HOW, "Seconds without progress, compiling included, after which a group of ranks is ended.", min=1.0),
-    ] = 180.0
+    budget: Annotated[float | None, option(HOW, "Seconds for a case's rounds, of which there are at least ten; if it "
+        "is given, cases that take very long on this machine are timed too. \\[default: 3]", min=0.01)] = None
+    timeout: Annotated[float, option(HOW, "Seconds without progress, compiling included, after which a group of ranks "
+        "is ended.", min=1.0)] = 180.0
     wait: Wait = True
     out: Out = None
     csv: Csv = True
@@ -283,46 +269,30 @@ class TrainOptions(WandbOptions):
     """What is trained, how it is timed, and where results go."""
 
     task: Annotated[str, option(WHAT, f"{TASKS[0]}, {TASKS[1]} or {TASKS[2]}.")] = "digits"
-    model: Annotated[
-        Text,
-        option(WHAT, "Sizes: the name of a file in configs/train, or a YAML path. "
-               "\\[default: the task's; llama: llama-1b on a GPU, llama-tiny on a CPU]"),
-    ] = None  # fmt: skip
-    data: Annotated[
-        Path | None,
-        option(WHAT, "mnist: a folder that has MNIST/raw with the IDX files; llama: a text file. "
-               "\\[default for llama: the sources of Python's standard library]"),
-    ] = None  # fmt: skip
+    model: Annotated[Text, option(WHAT, "Sizes: the name of a file in configs/train, or a YAML path. \\[default: the "
+        "task's; llama: llama-1b on a GPU, llama-tiny on a CPU]")] = None
+    data: Annotated[Path | None, option(WHAT, "mnist: a folder that has MNIST/raw with the IDX files; llama: a text "
+        "file. \\[default for llama: the sources of Python's standard library]")] = None
     impl: Impl = None
     skip_impl: SkipImpl = None
     epochs: Annotated[int | None, option(WHAT, "Passes over the images. \\[default: the model's]", min=1)] = None
     steps: Annotated[int | None, option(WHAT, "Steps, instead of epochs. \\[default: the model's]", min=1)] = None
     seeds: Annotated[int, option(WHAT, "Number of seeds from which each is trained.", min=1)] = 3
     seed: Annotated[int, option(WHAT, "The first seed.", min=0, max=2**31)] = 0
-    dtype: Annotated[
-        Text,
-        option(WHAT, "The dtype of products: bf16 (autocast) or fp32; weights are fp32. "
-               "\\[default: bf16 on a GPU, fp32 on a CPU]"),
-    ] = None  # fmt: skip
-    precision: Annotated[
-        Text,
-        option(WHAT, "fp8-tensorwise, fp8-rowwise or fp8-blockwise: how implementations that support it "
-               "quantise the operands of the blocks' products; the others train in bf16. \\[default: not at all]"),
-    ] = None  # fmt: skip
+    dtype: Annotated[Text, option(WHAT, "The dtype of products: bf16 (autocast) or fp32; weights are fp32. "
+        "\\[default: bf16 on a GPU, fp32 on a CPU]")] = None
+    precision: Annotated[Text, option(WHAT, "fp8-tensorwise, fp8-rowwise or fp8-blockwise: how implementations that "
+        "support it quantise the operands of the blocks' products; the others train in bf16. "
+        "\\[default: not at all]")] = None
     device: Device = None
-    interpret: Annotated[
-        bool, option(HOW, "On a CPU, run kernels in Triton's interpreter: for tiny models, not timed.", "--interpret")
-    ] = False
-    budget: Annotated[
-        float | None,
-        option(HOW, "Seconds for the rounds in which steps are timed; if it is given, models that "
-               "take very long on this machine are trained too. \\[default: 20]", min=0.01),
-    ] = None  # fmt: skip
+    interpret: Annotated[bool, option(HOW, "On a CPU, run kernels in Triton's interpreter: for tiny models, not "
+        "timed.", "--interpret")] = False
+    budget: Annotated[float | None, option(HOW, "Seconds for the rounds in which steps are timed; if it is given, "
+        "models that take very long on this machine are trained too. \\[default: 20]", min=0.01)] = None
     wait: Wait = True
     out: Out = None
-    csv: Annotated[
-        bool, option(OUTPUT, "Write train.csv, runs.csv, summary.csv, run.json and the curves.", "--csv/--no-csv")
-    ] = True
+    csv: Annotated[bool, option(OUTPUT, "Write train.csv, runs.csv, summary.csv, run.json and the curves.",
+        "--csv/--no-csv")] = True
 
     @property
     def budget_s(self) -> float:

@@ -258,10 +258,6 @@ def _each(places: Iterable[Any], read: Callable[[Any], Any], write: Callable[[An
     return lambda: tuple(map(read, places)), put_back
 
 
-def _set_device(device: torch.device | None) -> None:
-    torch.set_default_device(device if device != torch.device("cpu") else None)
-
-
 def _set_warnings_filters(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
 
@@ -338,7 +334,10 @@ def _replaced_operators() -> set[str]:
 SETTINGS: dict[str, _Setting] = {
     "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
     "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "torch's default device": (torch.get_default_device, _set_device),
+    "torch's default device": (
+        torch.get_default_device,
+        lambda device: torch.set_default_device(device if device != torch.device("cpu") else None),
+    ),
     "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's anomaly mode": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     "torch's deterministic mode": (

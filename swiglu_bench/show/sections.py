@@ -19,13 +19,12 @@ from swiglu_bench.rows.figures import header, reason, together, tokens_text
 from swiglu_bench.rows.finished_run import STEPS, FinishedRun, case_of, latest, read_run
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
-from swiglu_bench.show.tables import cautions
+from swiglu_bench.show.tables import MEMORY, cautions
 
 FILES = (RECORDS, AUDIT, STEPS, SPLIT)
 """Each makes a folder a run."""
 Kind = Literal["time", "memory", "verify"]
 KINDS: tuple[Kind, ...] = ("time", "memory", "verify")
-MEMORY = ("saved_bytes", "peak_bytes", "workspace_bytes")
 WAITS = 0.95
 """Where the host was ahead of the GPU in fewer of the rounds than this, a time may hold waiting for the host."""
 

@@ -155,8 +155,15 @@ class FusedModule(KeepsCodes, nn.Module):
             setattr(self, name, nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype))
 
     @classmethod
-    def _around(cls, sizes: tuple[int, int], options: dict[str, Any], **linears: nn.Linear) -> Self:
-        """Build the module around existing layers."""
+    def _around(cls, options: dict[str, Any], **linears: nn.Linear) -> Self:
+        """Build the module around existing layers, once their sizes fit to those of the first."""
+        (first, gated), *others = linears.items()
+        _check_linear(first, gated, None, None)
+        if first == "gate_up_proj" and gated.out_features % 2:
+            raise ValueError(f"{first}: expected an even number of out_features, got {gated.out_features}")
+        sizes = gated.in_features, gated.out_features // (2 if first == "gate_up_proj" else 1)
+        for name, linear in others:
+            _check_linear(name, linear, *((sizes[1], None) if name == "down_proj" else sizes))
         module = cls(*sizes, device="meta", **options)  # type: ignore[call-arg, arg-type]
         for name, linear in linears.items():
             setattr(module, name, linear)
@@ -185,8 +192,7 @@ class FusedModule(KeepsCodes, nn.Module):
         biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
         if self.tensor_parallel is not None:
             x = self.tensor_parallel.whole(x)
-            weights = [self.tensor_parallel.own(weight) for weight in weights]
-            biases = [None if bias is None else self.tensor_parallel.own(bias) for bias in biases]
+            weights, biases = (list(map(self.tensor_parallel.own, those)) for those in (weights, biases))
         x, *cast = autocast.operands(x, *weights, *biases)
         weights, biases = cast[: len(names)], cast[len(names) :]
         first = f"{names[0]}.weight"
@@ -280,10 +286,7 @@ class FusedSwiGLU(FusedModule):
             TypeError: one of the layers is not a torch.nn.Linear.
             ValueError: sizes do not fit together, or an option has an unknown value.
         """
-        _check_linear("gate_proj", gate_proj, None, None)
-        _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
-        sizes = gate_proj.in_features, gate_proj.out_features
-        return cls._around(sizes, options, gate_proj=gate_proj, up_proj=up_proj)
+        return cls._around(options, gate_proj=gate_proj, up_proj=up_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return silu(gate_proj(x)) * up_proj(x): [..., in_features] -> [..., hidden_features].
@@ -324,11 +327,7 @@ class FusedSwiGLUMLP(FusedModule):
     @classmethod
     def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
         """Build the module around existing layers, as `FusedSwiGLU.from_linears`; down_proj yields any size."""
-        _check_linear("gate_proj", gate_proj, None, None)
-        _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
-        _check_linear("down_proj", down_proj, gate_proj.out_features, None)
-        sizes = gate_proj.in_features, gate_proj.out_features
-        return cls._around(sizes, options, gate_proj=gate_proj, up_proj=up_proj, down_proj=down_proj)
+        return cls._around(options, gate_proj=gate_proj, up_proj=up_proj, down_proj=down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return down_proj(silu(gate_proj(x)) * up_proj(x)): [..., hidden_size] -> [..., hidden_size].
@@ -358,13 +357,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
     @classmethod
     def from_linears(cls, gate_up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
         """Build the module around existing layers, as `FusedSwiGLU.from_linears`; the gate's rows come first."""
-        _check_linear("gate_up_proj", gate_up_proj, None, None)
-        if gate_up_proj.out_features % 2:
-            raise ValueError(f"gate_up_proj: expected an even number of out_features, got {gate_up_proj.out_features}")
-        intermediate_size = gate_up_proj.out_features // 2
-        _check_linear("down_proj", down_proj, intermediate_size, None)
-        sizes = gate_up_proj.in_features, intermediate_size
-        return cls._around(sizes, options, gate_up_proj=gate_up_proj, down_proj=down_proj)
+        return cls._around(options, gate_up_proj=gate_up_proj, down_proj=down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size]; errors: as FusedSwiGLUMLP's."""

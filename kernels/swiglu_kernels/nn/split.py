@@ -11,6 +11,15 @@ from swiglu_kernels.ops.experts.parallel import swiglu_experts_parallel
 from swiglu_kernels.runtime.checks import check_tensor
 
 
+def own(parameter: Any) -> Any:
+    """Return this rank's part of a parameter, None for none; its gradient is this rank's part of the gradient."""
+    if parameter is None:
+        return None
+    if not isinstance(parameter, DTensor):
+        raise TypeError(f"expected the DTensor that a ParallelStyle made, got {type(parameter).__name__}")
+    return parameter.to_local()
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
     """How a module's calls are shared among the ranks of a one-dimensional mesh; autograd goes through all of it."""
@@ -20,6 +29,7 @@ class Split:
     """The dimension of x and of the result of which each rank holds its part; None: each holds all."""
     use_local_output: bool = True
     """Whether results are plain tensors, or DTensors."""
+    own = staticmethod(own)
 
     def __str__(self) -> str:
         sequence = "" if self.sequence_dim is None else f", sequence in dimension {self.sequence_dim}"
@@ -45,10 +55,6 @@ class Split:
         else:
             tensor = DTensor.from_local(tensor, self.mesh, [self._placement(tensor)], run_check=False)
         return tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-
-    def own(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter; its gradient is this rank's part of the gradient."""
-        return own(parameter)
 
     def sum(self, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the sum of all ranks' parts, or this rank's tokens of it, plus a bias that every rank has."""
@@ -82,13 +88,6 @@ class Split:
         return self.sequence_dim % tensor.dim()
 
 
-def own(parameter: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a parameter; its gradient is this rank's part of the gradient."""
-    if not isinstance(parameter, DTensor):
-        raise TypeError(f"expected the DTensor that a ParallelStyle made, got {type(parameter).__name__}")
-    return parameter.to_local()
-
-
 @dataclasses.dataclass(frozen=True)
 class ExpertSplit:
     """Whose ranks hold the experts of a module, and how tokens travel to them."""
@@ -96,13 +95,10 @@ class ExpertSplit:
     mesh: DeviceMesh
     tokens_per_rank: int | None = None
     transport: str | None = None
+    own = staticmethod(own)
 
     def __str__(self) -> str:
         return f"({self.mesh.size()} ranks)"
-
-    def own(self, parameter: Any) -> Any:
-        """Return this rank's experts' part of a parameter, None for none."""
-        return None if parameter is None else own(parameter)
 
     def __call__(self, *operands: Any, **options: Any) -> torch.Tensor:
         """As `swiglu_experts`, of this rank's tokens and experts."""

@@ -17,7 +17,7 @@ import torch
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.runtime.backend import Capability
 from swiglu_kernels.tiles import cards
-from swiglu_kernels.tiles.rules import MOST_PARTS, Tile, expert_tile_rows, family_of
+from swiglu_kernels.tiles.rules import MOST_PARTS, Tile, expert_tile_rows, family_of, tile_of
 
 Schedule = Literal["portable", "ping-pong", "transposed", "cooperative", "gate", "torch"]
 """`torch`: PyTorch's products and one elementwise launch."""
@@ -112,6 +112,11 @@ class Kernel:
     """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
     most_shares: int = 1
     """Programs among which a hand-written schedule may share a tile of its last wave."""
+
+
+def by_table(kernel: str, rows_are: Literal["tokens", "hidden", "intermediate"]) -> Callable[[TileProblem, bool], Tile]:
+    """Return the `Kernel.tile` of a kernel of `rules.TABLES`."""
+    return lambda at, aligned: tile_of(kernel, getattr(at, rows_are), at.dtype, at.capability, aligned)
 
 
 MEASURED: Capability = (9, 0)

@@ -21,6 +21,9 @@ import torch
 from swiglu_kernels.runtime.backend import Capability
 
 Family = Literal["hopper", "ampere"]
+Rows = list[tuple[float, "Tile"]]
+"""(most rows, tile), first fit."""
+Tables = dict[Family, Rows]
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,55 @@ class Tile:
     parts: int = 1
 
 
-# (most rows, tile), first fit. Few tokens: the time is that of reading the weights once, so many programs with small
-# tiles and deep steps. 512 tokens: 128 x 128 tiles would leave a third of an H200's 132 SMs idle at 11008 columns.
-_FORWARD: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [
-        (16, Tile(16, 32, 128, warps=4, stages=3)),
-        (64, Tile(64, 64, 64, warps=4, stages=4)),
-        (512, Tile(128, 64, 64, warps=4, stages=3)),
-        (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
-    ],
-    "ampere": [
-        (16, Tile(16, 32, 128, warps=4, stages=3)),
-        (64, Tile(64, 64, 64, warps=4, stages=3)),
-        (float("inf"), Tile(128, 64, 32, warps=4, stages=4)),
-    ],
+TABLES: dict[str, Tables] = {
+    # Few tokens: the time is that of reading the weights once, so many programs with small tiles and deep steps. 512
+    # tokens: 128 x 128 tiles would leave a third of an H200's 132 SMs idle at 11008 columns.
+    "recompute": {
+        "hopper": [
+            (16, Tile(16, 32, 128, warps=4, stages=3)),
+            (64, Tile(64, 64, 64, warps=4, stages=4)),
+            (512, Tile(128, 64, 64, warps=4, stages=3)),
+            (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
+        ],
+        "ampere": [
+            (16, Tile(16, 32, 128, warps=4, stages=3)),
+            (64, Tile(64, 64, 64, warps=4, stages=3)),
+            (float("inf"), Tile(128, 64, 32, warps=4, stages=4)),
+        ],
+    },
+    # On the fly: five tensors are loaded, two accumulators. Read: two loops of one plain product, one accumulator.
+    "input-grad-fused": {
+        "hopper": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
+        "ampere": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
+    },
+    "input-grad": {
+        "hopper": [
+            (16, Tile(16, 32, 128, warps=4, stages=3)),
+            (128, Tile(128, 64, 64, warps=4, stages=4)),
+            (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
+        ],
+        "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
+    },
+    "weight-grad": {
+        "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
+        "ampere": [(float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
+    },
+    # The MLP's d_h product: one accumulator, and an epilogue that loads two tiles and stores three.
+    "mlp-hidden-grad": {
+        "hopper": [
+            (16, Tile(16, 32, 128, warps=4, stages=3)),
+            (512, Tile(128, 64, 64, warps=4, stages=4)),
+            (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
+        ],
+        "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
+    },
+    "mlp-weight-grad": {
+        "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=4))],
+        "ampere": [(float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
+    },
 }
+"""Of kernels of a dense block, by their names in `candidates.KERNELS`; the forward has that of "recompute", and
+"weight-grad-fused" that of "weight-grad"."""
 FEW_TOKENS = 128
 """For which `few_tokens_tile` chooses; `ops/glu/hopper_row.py`, which it gives way to, takes as many."""
 LEAST_SHARED, MOST_PARTS = 2048, 8
@@ -59,49 +96,13 @@ many programs at most; their parts are no larger than the weights."""
 # Of 32 columns and up to 16 tokens: (most programs for each multiprocessor, depth, stages). Five programs with the
 # first fit on a multiprocessor at once, nine with the second, two with the last.
 _SIXTEEN_TOKENS = [(3.5, 128, 3), (4.5, 64, 3), (float("inf"), 128, 5)]
-# On the fly: five tensors are loaded, two accumulators. Read: two loops of one plain product, one accumulator.
-_INPUT_GRAD_ON_THE_FLY: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
-    "ampere": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
-}
-_INPUT_GRAD_READ: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [
-        (16, Tile(16, 32, 128, warps=4, stages=3)),
-        (128, Tile(128, 64, 64, warps=4, stages=4)),
-        (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
-    ],
-    "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
-}
-_WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
-    "ampere": [(float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
-}
-# The MLP's d_h product: one accumulator, and an epilogue that loads two tiles and stores three.
-_DOWN_BACKWARD: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [
-        (16, Tile(16, 32, 128, warps=4, stages=3)),
-        (512, Tile(128, 64, 64, warps=4, stages=4)),
-        (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
-    ],
-    "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
-}
-_DOWN_WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=4))],
-    "ampere": [(float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
-}
 # float32, without tensor cores ("ieee") or with them ("tf32"): one table for every kernel and GPU.
-_FLOAT32: list[tuple[float, Tile]] = [
-    (16, Tile(16, 32, 32, warps=4, stages=3)),
-    (float("inf"), Tile(64, 64, 16, warps=8, stages=3)),
-]
+_FLOAT32: Rows = [(16, Tile(16, 32, 32, warps=4, stages=3)), (float("inf"), Tile(64, 64, 16, warps=8, stages=3))]
 # Strides that rule out 16-byte accesses: every element is loaded on its own through registers, larger tiles spill them.
-_UNALIGNED: list[tuple[float, Tile]] = [
-    (16, Tile(16, 32, 64, warps=4, stages=2)),
-    (float("inf"), Tile(64, 64, 32, warps=8, stages=2)),
-]
+_UNALIGNED: Rows = [(16, Tile(16, 32, 64, warps=4, stages=2)), (float("inf"), Tile(64, 64, 32, warps=8, stages=2))]
 
 # Experts: rows are those of a tile of the routing, columns those of one accumulator, two of which are a gate and an up.
-_EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
+_EXPERTS: Tables = {
     "hopper": [
         (32, Tile(32, 64, 128, warps=4, stages=5)),
         (64, Tile(64, 128, 64, warps=4, stages=4)),
@@ -116,7 +117,7 @@ _EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
 
 # fp8: depth is the 128 elements of a block's scale, and so are the columns of the two products, whose result a block
 # of 1 x 128 may quantise.
-_FP8_GLU: dict[Family, list[tuple[float, Tile]]] = {
+_FP8_GLU: Tables = {
     "hopper": [
         (16, Tile(16, 128, 128, warps=4, stages=4)),
         (64, Tile(64, 128, 128, warps=8, stages=4)),
@@ -125,11 +126,11 @@ _FP8_GLU: dict[Family, list[tuple[float, Tile]]] = {
     "ampere": [(16, Tile(16, 128, 128, warps=4, stages=2)), (float("inf"), Tile(64, 128, 128, warps=8, stages=2))],
 }
 # Scales of blocks need a third tile of registers: with 128 rows it spills.
-_FP8_GLU_BLOCKS: dict[Family, list[tuple[float, Tile]]] = {
+_FP8_GLU_BLOCKS: Tables = {
     "hopper": [_FP8_GLU["hopper"][0], (float("inf"), Tile(64, 128, 128, warps=8, stages=4))],
     "ampere": _FP8_GLU["ampere"],
 }
-_FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
+_FP8_PRODUCT: Tables = {
     "hopper": _FP8_GLU["hopper"],
     "ampere": [
         (16, Tile(16, 128, 128, warps=4, stages=3)),
@@ -139,7 +140,7 @@ _FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
 }
 
 # Of experts: one accumulator of which each 128 of depth is a second one before it is added.
-_FP8_EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
+_FP8_EXPERTS: Tables = {
     "hopper": [
         (16, Tile(16, 128, 128, warps=4, stages=4)),
         (64, Tile(64, 128, 128, warps=4, stages=4)),
@@ -162,7 +163,7 @@ def waves(rows: int, columns: int, tile_rows: int, tile_columns: int, processors
     return -(-(-(-rows // tile_rows) * -(-columns // tile_columns)) // processors)
 
 
-def _first_fit(rows: int, table: list[tuple[float, Tile]]) -> Tile:
+def _first_fit(rows: int, table: Rows) -> Tile:
     return next(tile for most_rows, tile in table if rows <= most_rows)
 
 
@@ -175,7 +176,7 @@ def forward_tile(
         tile = few_tokens_tile(tokens, hidden, intermediate, processors)
         if tile is not None:
             return tile
-    return recompute_tile(tokens, dtype, capability, aligned)
+    return tile_of("recompute", tokens, dtype, capability, aligned)
 
 
 def few_tokens_tile(tokens: int, hidden: int, intermediate: int, processors: int) -> Tile | None:
@@ -200,32 +201,9 @@ def few_tokens_tile(tokens: int, hidden: int, intermediate: int, processors: int
     return tile if rows == 64 and one_wave else None
 
 
-def recompute_tile(tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
-    """Tile of the recomputation: rows are tokens, columns intermediate, depth hidden."""
-    return _first_fit(tokens, _special(dtype, aligned) or _FORWARD[family_of(capability)])
-
-
-def input_grad_tile(
-    tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool, on_the_fly: bool
-) -> Tile:
-    """Tile of the dX kernel: rows are tokens, columns hidden, depth intermediate."""
-    table = _INPUT_GRAD_ON_THE_FLY if on_the_fly else _INPUT_GRAD_READ
-    return _first_fit(tokens, _special(dtype, aligned) or table[family_of(capability)])
-
-
-def weight_grad_tile(intermediate: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
-    """Tile of the dW kernel: rows are intermediate, columns hidden, depth tokens."""
-    return _first_fit(intermediate, _special(dtype, aligned) or _WEIGHT_GRAD[family_of(capability)])
-
-
-def down_backward_tile(tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
-    """Tile of the MLP's d_h product: rows are tokens, columns intermediate, depth hidden."""
-    return _first_fit(tokens, _special(dtype, aligned) or _DOWN_BACKWARD[family_of(capability)])
-
-
-def down_weight_grad_tile(hidden: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
-    """Tile of the kernel for w_down's gradient: rows are hidden, columns intermediate, depth tokens."""
-    return _first_fit(hidden, _special(dtype, aligned) or _DOWN_WEIGHT_GRAD[family_of(capability)])
+def tile_of(kernel: str, rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of a kernel of TABLES whose output has so many rows."""
+    return _first_fit(rows, _special(dtype, aligned) or TABLES[kernel][family_of(capability)])
 
 
 def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
@@ -244,7 +222,7 @@ def expert_tile(rows: int, dtype: torch.dtype, capability: Capability | None, al
 
 def expert_weight_grad_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
     """Tile of experts' weight gradients: rows and columns of a weight, depth its expert's rows, `rows` in the mean."""
-    tile = _first_fit(17, _special(dtype, aligned) or _DOWN_WEIGHT_GRAD[family_of(capability)])
+    tile = _first_fit(17, _special(dtype, aligned) or TABLES["mlp-weight-grad"][family_of(capability)])
     return replace(tile, depth=16 if rows <= 16 else min(32, tile.depth) if rows <= 32 else tile.depth)
 
 
@@ -263,7 +241,7 @@ def fp8_expert_tile(rows: int, capability: Capability | None) -> Tile:
     return replace(_first_fit(rows, _FP8_EXPERTS[family_of(capability)]), rows=rows)
 
 
-def _special(dtype: torch.dtype, aligned: bool) -> list[tuple[float, Tile]] | None:
+def _special(dtype: torch.dtype, aligned: bool) -> Rows | None:
     if dtype == torch.float32:
         return _FLOAT32
     return None if aligned else _UNALIGNED

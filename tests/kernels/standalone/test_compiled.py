@@ -134,11 +134,8 @@ def test_every_tile_that_is_shipped_is_among_them() -> None:
         rules.forward_tile(tokens, hidden, intermediate, dtype, capability, aligned, 132)
         for tokens, (hidden, intermediate), dtype, aligned in itertools.product(TOKENS, SIZES, DTYPES, (True, False))
     ]
-    tables = (
-        rules._FORWARD, rules._INPUT_GRAD_ON_THE_FLY, rules._INPUT_GRAD_READ, rules._WEIGHT_GRAD, rules._DOWN_BACKWARD,
-        rules._DOWN_WEIGHT_GRAD, {"hopper": rules._FLOAT32}, {"hopper": rules._UNALIGNED},
-    )  # fmt: skip
-    shipped += [tile for table in tables for _, tile in table["hopper"]]
+    tables = *(table["hopper"] for table in rules.TABLES.values()), rules._FLOAT32, rules._UNALIGNED
+    shipped += [tile for table in tables for _, tile in table]
     for tile in shipped:
         assert (*sorted((tile.rows, tile.columns, tile.depth)), tile.warps, tile.stages) in covered, tile
 

@@ -4,19 +4,13 @@ import math
 import pytest
 import torch
 
-from swiglu_kernels.tiles.rules import (
-    Tile,
-    down_backward_tile,
-    down_weight_grad_tile,
-    few_tokens_tile,
-    forward_tile,
-    input_grad_tile,
-    recompute_tile,
-    weight_grad_tile,
-)
+from swiglu_kernels.ops.mlp.choice import KERNELS
+from swiglu_kernels.tiles.rules import TABLES, Tile, few_tokens_tile, forward_tile, tile_of
 
 CAPABILITIES = [None, (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 WIDTHS = [0, 1, 768, 2880, 11008, 18944, 28672]
+OPERANDS = {name: (max(KERNELS[name].left, 3 * (name == "weight-grad")), KERNELS[name].right) for name in TABLES}
+"""The table of weight gradients is for those on the fly as well."""
 SIZES = [0, 1, 16, 17, 64, 65, 128, 512, 513, 2**31 - 1024]
 
 
@@ -25,13 +19,8 @@ def tiles(
 ) -> list[tuple[Tile, int, int]]:
     """List (tile, operands of rows x depth, operands of depth x columns) for every kernel."""
     return [
-        (recompute_tile(size, dtype, capability, aligned), 1, 2),
         *((forward_tile(size, 7168, width, dtype, capability, aligned, 132), 1, 2) for width in WIDTHS),
-        (input_grad_tile(size, dtype, capability, aligned, True), 3, 2),
-        (input_grad_tile(size, dtype, capability, aligned, False), 1, 1),
-        (weight_grad_tile(size, dtype, capability, aligned), 3, 1),
-        (down_backward_tile(size, dtype, capability, aligned), 1, 1),
-        (down_weight_grad_tile(size, dtype, capability, aligned), 1, 1),
+        *((tile_of(name, size, dtype, capability, aligned), *OPERANDS[name]) for name in TABLES),
     ]
 
 

@@ -15,10 +15,6 @@ from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_tile_rows, expe
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 
-def _expert(at: TileProblem, aligned: bool) -> Tile:
-    return expert_tile(at.kept_for, at.dtype, at.capability, aligned)
-
-
 def _expert_weight_grad(at: TileProblem, aligned: bool) -> Tile:
     rows = capacity(at.tokens * at.top_k, at.experts, at.kept_for) // at.experts if at.experts else 2 * at.kept_for
     return expert_weight_grad_tile(rows, at.dtype, at.capability, aligned)
@@ -27,7 +23,7 @@ def _expert_weight_grad(at: TileProblem, aligned: bool) -> Tile:
 KERNELS |= {
     **dict.fromkeys(
         ("experts-gate-up", "experts-down", "experts-hidden-grad", "experts-input-grad"),
-        Kernel("pairs", 1, 1, 1, _expert),
+        Kernel("pairs", 1, 1, 1, lambda at, aligned: expert_tile(at.kept_for, at.dtype, at.capability, aligned)),
     ),
     "experts-weight-grad": Kernel("intermediate", 1, 1, 1, _expert_weight_grad),
     "experts-down-weight-grad": Kernel("hidden", 1, 1, 1, _expert_weight_grad),

@@ -110,15 +110,10 @@ def _launch(kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping
     rows, columns = (1, like.numel()) if one_row else like.shape
     block = min(BLOCK, max(128, triton.next_power_of_2(columns)))
     row_strides = {f"{name}_row": columns if one_row else tensor.stride(0) for name, tensor in strided.items()}
-    return Launch(
-        kernel=kernel,
-        grid=(rows * triton.cdiv(columns, block),),
-        arguments={**arguments, **row_strides, "columns": columns}
-        | {"BLOCK": block, "WIDE": flat_needs_int64(columns, block)}
-        | {"EARLY": starts_early(capability_of(like.device))},
-        num_warps=4,
-        num_stages=1,
-    )
+    sizes = {"columns": columns, "BLOCK": block, "WIDE": flat_needs_int64(columns, block)}
+    early = {"EARLY": starts_early(capability_of(like.device))}
+    grid = (rows * triton.cdiv(columns, block),)
+    return Launch(kernel, grid, {**arguments, **row_strides, **sizes, **early}, num_warps=4, num_stages=1)
 
 
 def gate_gradients(

@@ -68,14 +68,8 @@ def _dwf_dw_dfg_kernel(dw_ptr, e_ptr, g_ptr, n_elements, BLOCK_SIZE: tl.constexp
 
 def _launch(kernel: object, tensors: dict[str, torch.Tensor]) -> Launch:
     n_elements = next(iter(tensors.values())).numel()
-    return Launch(
-        kernel=kernel,
-        grid=(triton.cdiv(n_elements, BLOCK_SIZE),),
-        arguments=tensors
-        | {"n_elements": n_elements, "BLOCK_SIZE": BLOCK_SIZE, "LONG_INDEXING": n_elements > LONG_INDEXING_ABOVE},
-        num_warps=4,
-        num_stages=1,
-    )
+    sizes = {"n_elements": n_elements, "BLOCK_SIZE": BLOCK_SIZE, "LONG_INDEXING": n_elements > LONG_INDEXING_ABOVE}
+    return Launch(kernel, (triton.cdiv(n_elements, BLOCK_SIZE),), tensors | sizes, num_warps=4, num_stages=1)
 
 
 def forward_launch(e: torch.Tensor, g: torch.Tensor, h: torch.Tensor) -> Launch:

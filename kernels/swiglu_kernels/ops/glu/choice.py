@@ -38,16 +38,10 @@ from swiglu_kernels.tiles.candidates import (
     Schedule,
     TileProblem,
     by_hand_is_possible,
+    by_table,
     rows_begin_at,
 )
-from swiglu_kernels.tiles.rules import (
-    Tile,
-    few_tokens_tile,
-    forward_tile,
-    input_grad_tile,
-    recompute_tile,
-    weight_grad_tile,
-)
+from swiglu_kernels.tiles.rules import Tile, few_tokens_tile, forward_tile
 from swiglu_kernels.tiles.tuning import lookup
 
 AUTO = "auto"
@@ -169,14 +163,6 @@ def _forward_tiles(at: TileProblem, schedule: Schedule) -> tuple[Tile, ...]:
     return (hopper_row.tile_for(at.intermediate, at.multiprocessors),) if few else ()
 
 
-def _input_grad(at: TileProblem, aligned: bool, on_the_fly: bool) -> Tile:
-    return input_grad_tile(at.tokens, at.dtype, at.capability, aligned, on_the_fly)
-
-
-def _weight_grad(at: TileProblem, aligned: bool) -> Tile:
-    return weight_grad_tile(at.intermediate, at.dtype, at.capability, aligned)
-
-
 _forward_kernel = Kernel(
     "tokens", 2, 1, 2,
     lambda at, aligned: forward_tile(*at.sizes, at.dtype, at.capability, aligned, at.multiprocessors),
@@ -187,21 +173,19 @@ _forward_kernel = Kernel(
 KERNELS |= {
     "forward": _forward_kernel,
     "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(forward_by_hand, stores_preact=True)),
-    "recompute": Kernel(
-        "tokens", 2, 1, 2, lambda at, aligned: recompute_tile(at.tokens, at.dtype, at.capability, aligned)
-    ),
+    "recompute": Kernel("tokens", 2, 1, 2, by_table("recompute", "tokens")),
     "input-grad": Kernel(
-        "tokens", 1, 1, 1, partial(_input_grad, on_the_fly=False), shipped_by_hand=_sum_by_hand,
+        "tokens", 1, 1, 1, by_table("input-grad", "tokens"), shipped_by_hand=_sum_by_hand,
         **products_by_hand("dX", "ping-pong", "cooperative"),
     ),
-    "input-grad-fused": Kernel("tokens", 2, 3, 2, partial(_input_grad, on_the_fly=True), on_the_fly=True),
+    "input-grad-fused": Kernel("tokens", 2, 3, 2, by_table("input-grad-fused", "tokens"), on_the_fly=True),
     "weight-grad": Kernel(
-        "intermediate", 2, 2, 1, _weight_grad, by_torch=weight_grad_is_by_torch,
+        "intermediate", 2, 2, 1, by_table("weight-grad", "intermediate"), by_torch=weight_grad_is_by_torch,
         shipped_by_hand=_weight_grad_by_hand,
         by_hand=products_by_hand("dW", "ping-pong")["by_hand"] | {"cooperative": lambda at: (hopper_weights.TILE,)},
         admitted_as={"ping-pong": "dW", "cooperative": "dW"},
     ),
-    "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
+    "weight-grad-fused": Kernel("intermediate", 2, 3, 1, by_table("weight-grad", "intermediate"), on_the_fly=True),
 }  # fmt: skip
 
 

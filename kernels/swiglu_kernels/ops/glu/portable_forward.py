@@ -295,16 +295,12 @@ def forward_launch(
 def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any]) -> Launch:
     """Describe the launch that adds up the parts of gate and up, and does what is left of a forward."""
     (M, N), block = z.shape, (1 if z.shape[0] <= 16 else 4, 256)
-    return Launch(
-        kernel=_join_kernel,
-        grid=(triton.cdiv(M, block[0]), triton.cdiv(N, block[1])),
-        arguments={"parts_ptr": parts, "M": M, "N": N, "PARTS": parts.shape[0]}
-        | {"BLOCK_M": block[0], "BLOCK_N": block[1], "WIDE": tile_needs_int64((z.stride(), block))}
-        | {"EARLY": starts_early(capability_of(z.device))}
-        | gating,
-        num_warps=4,
-        num_stages=1,
-    )
+    arguments = {
+        "parts_ptr": parts, "M": M, "N": N, "PARTS": parts.shape[0], "BLOCK_M": block[0], "BLOCK_N": block[1],
+        "WIDE": tile_needs_int64((z.stride(), block)), "EARLY": starts_early(capability_of(z.device)),
+    }  # fmt: skip
+    grid = triton.cdiv(M, block[0]), triton.cdiv(N, block[1])
+    return Launch(_join_kernel, grid, arguments | gating, num_warps=4, num_stages=1)
 
 
 def recompute_launch(
@@ -351,21 +347,14 @@ def tiled_launch(
     """
     blocks = dict(zip(sizes, (tile.rows, tile.columns, tile.depth), strict=True))
     rows, columns, depth = sizes
-    arguments: dict[str, Any] = {f"{name}_ptr": matrix for name, (matrix, _) in (strided | contiguous).items()}
+    matrices = strided | contiguous
+    arguments: dict[str, Any] = {f"{name}_ptr": matrix for name, (matrix, _) in matrices.items()}
     for name, (matrix, axes) in strided.items():
         arguments |= {f"{name}_{axis.lower()}": stride for axis, stride in zip(axes, matrix.stride(), strict=True)}
-    offsets = (
-        (matrix.stride(), tuple(blocks[axis] for axis in axes)) for matrix, axes in (strided | contiguous).values()
-    )
-    return Launch(
-        kernel=kernel,
-        grid=(triton.cdiv(sizes[rows], tile.rows) * triton.cdiv(sizes[columns], tile.columns),),
-        arguments=arguments
-        | sizes
-        | {f"BLOCK_{axis}": block for axis, block in blocks.items()}
-        | {"GROUP": tile.group, f"EVEN_{depth}": sizes[depth] % tile.depth == 0, "WIDE": tile_needs_int64(*offsets)}
-        | {"PRECISION": float32_dot_precision()}
-        | others,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    offsets = ((matrix.stride(), tuple(blocks[axis] for axis in axes)) for matrix, axes in matrices.values())
+    arguments |= sizes | {f"BLOCK_{axis}": block for axis, block in blocks.items()} | {
+        "GROUP": tile.group, f"EVEN_{depth}": sizes[depth] % tile.depth == 0, "WIDE": tile_needs_int64(*offsets),
+        "PRECISION": float32_dot_precision(),
+    }  # fmt: skip
+    grid = (triton.cdiv(sizes[rows], tile.rows) * triton.cdiv(sizes[columns], tile.columns),)
+    return Launch(kernel, grid, arguments | others, num_warps=tile.warps, num_stages=tile.stages)

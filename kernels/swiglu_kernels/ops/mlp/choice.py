@@ -19,9 +19,9 @@ from swiglu_kernels.tiles.candidates import (
     Kernel,
     TileProblem,
     by_hand_is_possible,
+    by_table,
     rows_begin_at,
 )
-from swiglu_kernels.tiles.rules import down_backward_tile, down_weight_grad_tile
 from swiglu_kernels.tiles.tuning import lookup
 
 
@@ -50,11 +50,11 @@ def _gate_by_hand(at: TileProblem) -> Choice | None:
 
 KERNELS |= {
     "mlp-hidden-grad": Kernel(
-        "tokens", 1, 1, 1, lambda at, aligned: down_backward_tile(at.tokens, at.dtype, at.capability, aligned),
+        "tokens", 1, 1, 1, by_table("mlp-hidden-grad", "tokens"),
         by_torch=hidden_grad_is_by_torch, shipped_by_hand=_gate_by_hand, **products_by_hand("hidden gradient", "gate"),
     ),
     "mlp-weight-grad": Kernel(
-        "hidden", 1, 1, 1, lambda at, aligned: down_weight_grad_tile(at.hidden, at.dtype, at.capability, aligned),
+        "hidden", 1, 1, 1, by_table("mlp-weight-grad", "hidden"),
         by_torch=down_weight_grad_is_by_torch, shipped_by_hand=ping_pong, **products_by_hand("dW", "ping-pong"),
     ),
 }  # fmt: skip
