@@ -129,10 +129,10 @@ hiding: $(VENV)/.installed-bench ## Measure how much of its time a contender can
 	$(BIN)/python docs/hiding.py $(ARGS)
 
 readme: $(VENV)/.installed-bench ## Make the tables of the documents again from results/
-	$(BIN)/python -m swiglu_bench.show.documents tables README.md docs/*.md results/README.md
+	$(BIN)/python docs/documents.py tables README.md docs/*.md results/README.md
 
 figures: $(VENV)/.installed-report ## Make the figures of the documents again from results/
-	$(BIN)/python -m swiglu_bench.show.documents figures README.md docs/*.md
+	$(BIN)/python docs/documents.py figures README.md docs/*.md
 
 pictures: $(VENV)/.installed-report ## Take pictures of a report in Chromium, on screens and printed, for docs/report.md
 	$(BIN)/python docs/report_pictures.py

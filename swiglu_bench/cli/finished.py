@@ -390,7 +390,7 @@ def _write_pictures(
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     from swiglu_bench.show.charts import pictures
-    from swiglu_bench.show.documents import picture
+    from swiglu_bench.show.pictures import picture
 
     rows: list[dict[str, Any]] = []
     for name, chart in pictures(runs):

@@ -7,13 +7,14 @@ import pytest
 
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 
+from documents import TABLES, fill_blocks, fill_figures
 from reported import ROOT, timed, trained, write
 from specimens import a_bare_record, a_split_row
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.show.charts import scaling_points
-from swiglu_bench.show.documents import TABLES, fill_blocks, fill_figures, save_scaling
+from swiglu_bench.show.pictures import save_scaling
 from swiglu_bench.show.text import Table
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]

@@ -24,7 +24,7 @@ from swiglu_bench.options import TpOptions
 from swiglu_bench.output import Opened, folder_of, writing
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Record, Status, row_of
-from swiglu_bench.show import documents
+from swiglu_bench.show import pictures
 from swiglu_bench.show.console import RanksWriter, Screen
 from swiglu_bench.tasks.tp import ALONE, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitCase, fill, key
 from swiglu_bench.tasks.tp.court import WHOLE, RankContender, RankCourt, RankRoundJudge
@@ -418,7 +418,7 @@ def perform(
         run_cases(places, cases, work, into, shown, ending)
         shown.close()
         if into.folder and into.files and len({row["ranks"] for row in into.files.rows()}) > 1:
-            screen.say(documents.save_scaling(into.folder, [known.name for known in work.implementations]))
+            screen.say(pictures.save_scaling(into.folder, [known.name for known in work.implementations]))
     status = ending.status(into, shown.records, asked, "timed", what="Rows, samples and machines")
     return status, run, shown.records
 

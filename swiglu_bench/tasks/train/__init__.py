@@ -22,7 +22,7 @@ from swiglu_bench.output import Opened, folder_of, writing
 from swiglu_bench.rows.finished_run import PERMUTED, STEPS, as_of_all_runs
 from swiglu_bench.rows.record import Record, Status, row_of
 from swiglu_bench.show.console import Screen, TrainingProgress
-from swiglu_bench.show.documents import NoPicture, save
+from swiglu_bench.show.pictures import NoPicture, save
 from swiglu_bench.show.tables import training_tables
 from swiglu_bench.show.text import CsvFile
 from swiglu_bench.tasks.train import run

@@ -1,7 +1,7 @@
-"""Tables of documents and pictures in folders, made from runs, so that no figure is typed by hand.
+"""Tables and figures of documents, made from runs, so that none is typed by hand.
 
-A document holds marked blocks; `python -m swiglu_bench.show.documents tables README.md` (`make readme`) fills those of
-tables again, `... figures README.md` (`make figures`) makes the pictures in docs/figures and fills the others:
+A document holds marked blocks; `python docs/documents.py tables README.md` (`make readme`) fills those of tables again,
+`... figures README.md` (`make figures`) makes the pictures in docs/figures and fills the others:
 
     <!-- table: results/nvidia-h200/forward/records.csv eager compile liger -->
     <!-- end -->
@@ -23,30 +23,21 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import importlib.util
-import json
 import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.figures import MIB, Figure, cell, figures, plus_minus, together, up_to
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
-from swiglu_bench.rows.run_folder import (
-    CHECKS,
-    SAMPLE_COLUMNS,
-    SAMPLE_FIGURES,
-    SPLIT,
-    read_about,
-    read_layout,
-    read_rows,
-)
+from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, SAMPLE_FIGURES, read_about, read_layout, read_rows
 from swiglu_bench.show import ranking, tables
+from swiglu_bench.show.pictures import picture
 from swiglu_bench.show.sections import load, only, sections
 from swiglu_bench.show.table import Grid, across, by, figure_grid
 from swiglu_bench.show.text import CHECK_COLUMNS
@@ -56,67 +47,6 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 Make = Callable[[Path, list[str]], str]
-NEEDS = ("altair", "vl_convert")
-GROUND = {False: "#ffffff", True: "#0d1117"}
-"""Opaque, so that a picture reads the same wherever it stands."""
-PADDING = {"left": 24, "top": 8, "right": 48, "bottom": 8}
-"""Pixels for texts that are wider in the reader's font than in the one that the picture was laid out with."""
-FORMS: tuple[Literal["png", "svg"], ...] = ("png", "svg")
-
-
-class NoPicture(RuntimeError):
-    """Why there is none, as part of a sentence."""
-
-
-def picture(chart: Picture, form: Literal["png", "svg"], dark: bool = False) -> bytes:
-    """The chart with its title; PNG at twice its size, for dense screens."""
-    import vl_convert
-
-    from swiglu_bench.show.charts import theme
-
-    spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark]), "padding": PADDING})
-    if form == "svg":
-        return f"{vl_convert.vegalite_to_svg(spec)}\n".encode()
-    return vl_convert.vegalite_to_png(spec, scale=2)
-
-
-def save(folder: Path, stem: str, make: Callable[[], Picture]) -> Path:
-    """Write STEM.png and STEM.svg of the chart that `make` returns; the former of them.
-
-    Raises NoPicture where the extra `report` is not installed, the folder cannot be written, or `make` raises it.
-    """
-    missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
-    if missing:
-        raise NoPicture(f"{', '.join(missing)} missing; pip install {' '.join(missing)}")
-    chart, files = make(), {form: folder / f"{stem}.{form}" for form in FORMS}
-    try:
-        for form, file in files.items():
-            file.write_bytes(picture(chart, form))
-    except OSError as error:
-        raise NoPicture(f"{folder} cannot be written: {error.strerror}") from None
-    return files["png"]
-
-
-def save_scaling(folder: Path, known: Sequence[str]) -> str:
-    """Write scaling.png and scaling.svg of a folder's tp.csv; what was written, or why nothing, in one sentence.
-
-    `known` names the catalogue, for the colours.
-    """
-    rows = read_layout(folder / SPLIT, "tp")
-    counts = {row.ranks for row in rows if row.time_ms is not None}
-    single = any(row.single_ms for row in rows)
-    if len(counts - {1}) < 2 and not (counts - {1} and (single or 1 in counts)):
-        return "No scaling figure: it needs rows with several numbers of GPUs, such as --gpus 1,2,4 makes."
-
-    def make() -> Picture:
-        from swiglu_bench.show.charts import scaling, scaling_points
-
-        return scaling(scaling_points(rows), known)
-
-    try:
-        return f"Scaling: {save(folder, 'scaling', make)}"
-    except NoPicture as reason:
-        return f"No scaling figure: {reason}."
 
 
 def rows_table(path: Path, words: Sequence[str]) -> str:
