@@ -37,13 +37,13 @@ NUMBERS = itertools.count()
 
 
 LONGEST = (
-    "worker/test_ray_cluster.py", "worker/test_court.py", "tasks/tp/test_run.py", "cli/test_beyond.py",
-    "kernels/standalone/test_compiled.py", "kernels/ops/experts/test_parallel.py", "test_packaging.py",
-    "tasks/selftest/test_run.py", "kernels/nn/test_parallel.py", "cli/test_app.py", "cli/test_measure.py",
-    "worker/test_environments.py", "cli/test_every_command.py", "tasks/contract/test_matrix.py", "cli/test_ends.py",
-    "worker/test_installed.py", "kernels/runtime/test_backend.py", "kernels/runtime/test_compiling.py",
+    "worker/test_court.py", "worker/test_ray_cluster.py", "kernels/standalone/test_compiled.py",
+    "tasks/selftest/test_run.py", "cli/test_ends.py", "cli/test_measure.py", "cli/test_beyond.py",
+    "tasks/tp/test_run.py", "cli/test_app.py", "worker/test_environments.py", "test_packaging.py",
+    "kernels/ops/experts/test_parallel.py", "tasks/contract/test_matrix.py", "kernels/nn/test_parallel.py",
+    "kernels/runtime/test_backend.py", "kernels/runtime/test_compiling.py", "worker/test_installed.py",
 )  # fmt: skip
-"""Files with the tests that take longest, by how long they take."""
+"""Files with tests of many seconds; of two or four workers that are dealt them in turn, each gets about as much."""
 
 
 def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
