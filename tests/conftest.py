@@ -4,6 +4,7 @@ import os
 import signal
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 # The products here are tiny. A thread that waits for another one does so in a loop, which took a third of the tests'
 # time, and six times as long where other programs keep the cores busy. Before NumPy, and for child processes.
@@ -35,7 +36,37 @@ settings.load_profile("suite")
 NUMBERS = itertools.count()
 
 
+LONGEST = (
+    "worker/test_court.py", "worker/test_ray_cluster.py", "kernels/standalone/test_compiled.py",
+    "tasks/selftest/test_run.py", "cli/test_ends.py", "cli/test_measure.py", "cli/test_beyond.py",
+    "tasks/tp/test_run.py", "cli/test_app.py", "worker/test_environments.py", "test_packaging.py",
+    "kernels/ops/experts/test_parallel.py", "tasks/contract/test_matrix.py", "kernels/nn/test_parallel.py",
+    "kernels/runtime/test_backend.py", "kernels/runtime/test_compiling.py", "worker/test_installed.py",
+)  # fmt: skip
+"""Files with tests of many seconds; of two or four workers that are dealt them in turn, each gets about as much."""
+
+
+def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """In each of the equal parts that pytest-xdist gives its workers to begin with; what it moves later is short.
+
+    A long test that begins last is waited for while the other workers have nothing to do.
+    """
+    ranks = {file: rank for rank, file in enumerate(LONGEST)}
+    by_rank: dict[int, list[pytest.Item]] = {rank: [] for rank in range(len(LONGEST) + 1)}
+    for item in items:
+        file = Path(os.path.relpath(item.path, Path(__file__).parent)).as_posix()
+        by_rank[ranks.get(file, len(LONGEST))].append(item)
+    short, sorted_items = iter(by_rank.pop(len(LONGEST))), list[pytest.Item]()
+    for worker in range(workers):
+        long = [item for rank in range(worker, len(LONGEST), workers) for item in by_rank[rank]]
+        left = (len(items) - len(sorted_items)) // (workers - worker) - len(long)  # as schedulers of xdist divide
+        sorted_items += [*long, *itertools.islice(short, max(0, left))]
+    return [*sorted_items, *short]
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     for item in items:
         if item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.flaky(reruns=2))

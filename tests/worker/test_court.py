@@ -194,7 +194,7 @@ def test_a_death_while_timed_or_what_is_no_report_costs_one_row(
 def test_a_hang_costs_one_row(tmp_path: Path) -> None:
     """When it is checked, when it is timed, and in the middle of what it says."""
     hangs = [bad.hangs, bad.hangs_late, bad.begins_a_sentence]
-    found = run(tmp_path, [*map(from_file, hangs), EAGER, PACKED], timeout_s=4.0)
+    found = run(tmp_path, [*map(from_file, hangs), EAGER, PACKED], timeout_s=3.0)
     others_are_ok(found)
     for one in hangs:
         assert (found[one.name].status, "--timeout" in found[one.name].reason) == (Status.ERROR, True)
@@ -337,7 +337,7 @@ def test_nothing_is_left_when_the_caller_stops(tmp_path: Path, others: list[Impl
 def test_what_is_not_timed_is_checked_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     everyone = [from_file(bad.hangs), EAGER, PACKED, from_file(bad.sound)]
-    together, told = a_court(tmp_path, 10.0, Task.VERIFY), []
+    together, told = a_court(tmp_path, 6.0, Task.VERIFY), []
     together.tell = lambda *_: told.append(time.monotonic())
     found = list(together.run(task_of(together.settings), FORWARD, everyone))
     together.end()

@@ -20,6 +20,7 @@ from stock_mlp import LlamaMLP
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+IMPORTED = "torch._dynamo", "functorch.compile", "torch.distributed.fsdp", "swiglu_kernels.nn.parallel"
 WORLD = 2
 PATIENCE_S = 240
 
@@ -310,7 +311,7 @@ def results(device: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
     """What both processes found, by rank; what they ask themselves ends them."""
     folder = tmp_path_factory.mktemp("processes")
     interpreted = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
-    for status, output in launched(__file__, WORLD, (folder, device), device, PATIENCE_S, interpreted):
+    for status, output in launched(__file__, WORLD, (folder, device), device, PATIENCE_S, interpreted, IMPORTED):
         assert status == 0, output
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 

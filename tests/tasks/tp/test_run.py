@@ -35,7 +35,7 @@ pytestmark = [
 ]
 SHAPE = Shape("16x32", 16, 32, "for tests", (8,))
 FORWARD, STEP = (SplitCase(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
-SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r", rule=default_rule(0.1))
+SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r", rule=replace(default_rule(0.1), min_rounds=4, min_s=0.0))
 WRONG = [
     from_file(contender) for contender in (bad.fails, bad.forgets, bad.later, bad.no_weights, bad.spoils, bad.wrong)
 ]
@@ -135,11 +135,11 @@ def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("contender", "fact"),
-    [(bad.hangs, "rank 1: it took longer than 6 s"), (bad.fails_alone, "rank 1: ValueError: no such luck")],
+    [(bad.hangs, "rank 1: it took longer than 4 s"), (bad.fails_alone, "rank 1: ValueError: no such luck")],
     ids=["hangs", "fails alone"],
 )
 def test_a_rank_that_is_lost_names_itself(contender: Implementation, fact: str, tmp_path: Path) -> None:
-    found = Measured(tmp_path, 2, (FORWARD,), [pytorch.eager, from_file(contender)], timeout_s=6.0)
+    found = Measured(tmp_path, 2, (FORWARD,), [pytorch.eager, from_file(contender)], timeout_s=4.0)
     lost, eager = found.rows[contender.name, "forward", False], found.rows["eager", "forward", False]
     assert lost.status is Status.ERROR
     assert fact in lost.reason

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from quick_interpreter import quicken
 from rank_processes import launched
 
+IMPORTED = "torch._dynamo", "torch.distributed.fsdp", "swiglu_kernels.nn.parallel"
+OF_TWO = *IMPORTED, "functorch.compile", "transformers.models.qwen3_moe.modeling_qwen3_moe"
 PATIENCE_S = 120
 HIDDEN, INTERMEDIATE, EXPERTS, SLOTS = 24, 16, 8, 3
 SIZES = {"cpu": (24, 16, 8, 3), "cuda": (512, 256, 16, 4)}
@@ -344,7 +346,8 @@ def place(request: pytest.FixtureRequest) -> tuple[str, int]:
 def ended(device: str, world: int, folder: Path, how: str) -> list[tuple[int, str]]:
     """Exit statuses and outputs of processes, by rank."""
     more = {"OMP_NUM_THREADS": "1"} | ({"TRITON_INTERPRET": str(int(world == 2))} if device == "cpu" else {})
-    return launched(__file__, world, (world, folder, device, how), device, PATIENCE_S, more)
+    imported = () if how == "dies" else OF_TWO if world == 2 else IMPORTED
+    return launched(__file__, world, (world, folder, device, how), device, PATIENCE_S, more, imported)
 
 
 @pytest.fixture(scope="module")
