@@ -41,7 +41,8 @@ LONGEST = (
     "tasks/selftest/test_run.py", "cli/test_ends.py", "cli/test_measure.py", "cli/test_beyond.py",
     "tasks/tp/test_run.py", "cli/test_app.py", "worker/test_environments.py", "test_packaging.py",
     "kernels/ops/experts/test_parallel.py", "tasks/contract/test_matrix.py", "kernels/nn/test_parallel.py",
-    "kernels/runtime/test_backend.py", "kernels/runtime/test_compiling.py", "worker/test_installed.py", "test_counts.py",
+    "kernels/runtime/test_backend.py", "kernels/runtime/test_compiling.py", "worker/test_installed.py",
+    "test_counts.py",
 )  # fmt: skip
 """Files with tests of many seconds; of two or four workers that are dealt them in turn, each gets about as much."""
 
