@@ -226,10 +226,11 @@ def _read(path: Path) -> Config:
 
 
 def random_shapes(word: str, seed: int) -> list[Shape]:
-    """Draw the layers or mixtures of `random:N` or `random-experts:N`, each with one token count; BadInput: another N.
+    """Draw the layers of `random:N`, or the mixtures of `random-experts:N`, each with one token count.
 
     Sizes and token counts are log-uniform. Every other layer has multiples of 64, as models have; the rest have odd
     multiples of 8, whose rows begin inside a sector of the L2 cache. The first layers of a seed are the same for all N.
+    Raises BadInput for another N.
     """
     number = re.fullmatch(r"random(-experts)?:(\d{1,5})", word)
     count, mixed = (int(number[2]), bool(number[1])) if number else (0, False)

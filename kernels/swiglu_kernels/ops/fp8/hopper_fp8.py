@@ -17,6 +17,7 @@ import torch
 
 from swiglu_kernels.hopper import loop, shared
 from swiglu_kernels.hopper.shared import GLUON_MISSING, fits_tma
+from swiglu_kernels.ops.fp8.portable_codes import up_to
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu.hopper_forward import (
     BUFFERS,
@@ -355,7 +356,7 @@ def forward_launch(
     others: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     others |= {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "h_scales": h_scales}
     # The last tile ends with N, and each 32 of its columns have to be in one block.
-    others |= {"M": M, "N": -(-N // PART) * PART if blocks else N, "K": K, "COLUMNS": tile.columns}
+    others |= {"M": M, "N": up_to(N, PART) if blocks else N, "K": K, "COLUMNS": tile.columns}
     others |= {"GROUP": tile.group, "BLOCKS": blocks}
     others |= {"STORE_PREACT": preactivations is not None}
     tiles = -(-M // ROWS) * -(-N // tile.columns)

@@ -39,21 +39,21 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     else:
         rows, columns = up_to(len(codes), ROWS), len(b_codes)
         if len(out) < rows:
-            more = _new_product(a, out, columns)
-            _multiply(a, b, more)
-            out.copy_(more[: len(out)])
+            whole = _new_product(a, out, columns)
+            _multiply(a, b, whole)
+            out.copy_(whole[: len(out)])
             return
-        scales = pad(scales.t(), (0, rows - len(codes))).t() if len(codes) < rows else scales
-        blocks = scales.shape[1]
-        if len(b_scales) != columns:  # those of a weight
-            short = -blocks % SCALES
-            b_scales = pad(b_scales, (0, short)) if short else b_scales
-            if internals.scaled_mm_of_blocks:
-                codes, b_codes = _in_blocks(codes, rows, blocks), _in_blocks(b_codes, columns, blocks)
-                internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
-                return
-            scales, blocks = pad(scales.t(), (0, 0, 0, short)).t() if short else scales, blocks + short
+        of_weight, blocks = len(b_scales) != columns, scales.shape[1]
+        short = -blocks % SCALES if of_weight else 0
+        b_scales = pad(b_scales, (0, short)) if short else b_scales
+        alone = of_weight and internals.scaled_mm_of_blocks  # with scales of b that reach further than its codes
+        blocks += 0 if alone else short
+        more = 0, rows - len(codes), 0, blocks - scales.shape[1]
+        scales = pad(scales.t(), more).t() if any(more) else scales
         codes, b_codes = _in_blocks(codes, rows, blocks), _in_blocks(b_codes, columns, blocks)
+        if alone:
+            internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
+            return
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
 
 
@@ -92,10 +92,11 @@ def _multiply_both(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quanti
 def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
     """Return gate and up by PyTorch, in preactivations unless these are empty."""
     x, *weights = operands
-    shape = len(x.codes), len(weights[0].codes)
-    gate, up = (product if product.numel() else product.new_empty(shape) for product in preactivations)
-    for weight, product in zip(weights, (gate, up), strict=True):
+    rows, columns = len(x.codes), len(weights[0].codes)
+    made = [product if product.numel() else _new_product(x, product, columns) for product in preactivations]
+    for weight, product in zip(weights, made, strict=True):
         plan.apply(_multiply, x, weight, product)
+    gate, up = (product[:rows] for product in made)
     return gate, up
 
 

@@ -94,7 +94,7 @@ HANDED = {"x", "w_gate", "w_up", "h", "w_down", "upstream", "upstream.T", "w_dow
 HANDED |= {"d_gate.T", "d_up.T", "w_gate.T", "w_up.T", "x.T"}
 
 
-def by_plain_products(monkeypatch):
+def by_plain_products(monkeypatch, of_blocks=True):
     """The way of PyTorch's products, with plain ones in their place that ask for what it asks for: no GPU is needed."""
 
     def multiply(codes, turned, scales, turned_scales, out):
@@ -123,6 +123,7 @@ def by_plain_products(monkeypatch):
     monkeypatch.setattr(choice, "TORCH_FROM", 1)
     monkeypatch.setattr(products.internals, "scaled_mm", scaled_mm)
     monkeypatch.setattr(products.internals, "multiply_blocks", multiply_blocks)
+    monkeypatch.setattr(products.internals, "scaled_mm_of_blocks", of_blocks)
 
 
 def product(left, right):
@@ -131,11 +132,11 @@ def product(left, right):
 
 
 @by_recipe
-@pytest.mark.parametrize(("tokens", "by_torch"), [(1, False), (150, False), (149, True), (150, True)])
+@pytest.mark.parametrize(("tokens", "by_torch"), [(1, False), (150, False), (149, True), (150, True), (149, "old")])
 def test_products_are_those_of_the_codes(recipe, tokens, by_torch, monkeypatch):
     """Each result against fp64 on exactly the codes that were handed over: nothing but its own rounding is lost."""
     if by_torch:
-        by_plain_products(monkeypatch)
+        by_plain_products(monkeypatch, of_blocks=by_torch != "old")
     inputs = problem(tokens, gradients=True)[:4]
     codes: dict[str, Any] = {}
     fp8.hand_over(codes)
