@@ -138,15 +138,15 @@ def tile_needs_int64(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> bool
     )
 
 
-def vectorises(*matrices: torch.Tensor) -> bool:
+def vectorises(*matrices: torch.Tensor, multiple: int = 16) -> bool:
     """Tell whether all matrices can be accessed 16 bytes at a time.
 
     That is where one stride is 1, the other a multiple of 16 (elements: the multiple that Triton specialises integer
-    arguments for), and the first element lies on a 16-byte boundary.
+    arguments for; 8 where a kernel says so itself, `multiple_of`), and the first element lies on a 16-byte boundary.
     """
     return all(
         1 in matrix.stride()
-        and all(stride == 1 or (stride > 0 and stride % 16 == 0) for stride in matrix.stride())
+        and all(stride == 1 or (stride > 0 and stride % multiple == 0) for stride in matrix.stride())
         and matrix.data_ptr() % 16 == 0
         for matrix in matrices
     )

@@ -240,10 +240,12 @@ def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> di
 
 
 def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
-    cases = [(torch.bfloat16, True, tile_rows, tile_rows == 64) for tile_rows in (16, 32, 64, 128)]
-    cases += [(torch.bfloat16, False, 128, True), (torch.float32, True, 16, False), (torch.float32, True, 64, True)]
-    slots, count, hidden, intermediate = 16, 64, 2048, 768
-    for dtype, aligned, tile_rows, interleaved in cases:
+    cases = [(torch.bfloat16, True, tile_rows, tile_rows == 64, 16) for tile_rows in (16, 32, 64, 128)]
+    cases += [(torch.bfloat16, False, 128, True, 16), (torch.bfloat16, True, 128, False, 8)]
+    cases += [(torch.float32, True, 16, False, 16), (torch.float32, True, 64, True, 16)]
+    slots, count, intermediate = 16, 64, 768
+    for dtype, aligned, tile_rows, interleaved, unit in cases:
+        hidden = 2048 + unit % 16
         tokens, gate = tile_rows * 4, (CLAMPED, interleaved)
         index, many = (torch.empty((rows, slots), dtype=torch.int64, device="meta") for rows in (tokens, 8192))
         routing = new_routing(index, count, tile_rows)
@@ -252,10 +254,10 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             formula=CLAMPED, interleaved=interleaved, capability=capability,
         )  # fmt: skip
         at = f"tiles of {tile_rows}, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
-        at += ", interleaved" if interleaved else ""
+        at += ", interleaved" if interleaved else ", odd multiples of 8" if unit == 8 else ""
         for kernel, name in _ROUTED.items():
             yield f"experts' {name}, {at}", operands.launch(kernel)
-        if tile_rows == 128 and aligned:
+        if tile_rows == 128 and aligned and unit == 16:
             sizes = count, hidden, intermediate
             added = mixture(index, routing, sizes, meta(added=True), capability=capability)
             for kernel in ("experts-weight-grad", "experts-down-weight-grad"):

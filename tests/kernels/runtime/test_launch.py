@@ -31,6 +31,8 @@ def test_vectorises():
     assert not vectorises(matrix[:, 1:])
     assert not vectorises(matrix[:, ::2])
     assert not vectorises(matrix, torch.empty(6, 33))
+    assert not vectorises(torch.empty(6, 40))
+    assert vectorises(torch.empty(6, 40), multiple=8)
     assert not vectorises(torch.ones(1).expand(6, 32))
 
 

@@ -107,6 +107,32 @@ def test_kernels_that_are_wanting_are_errors(tmp_path: Path) -> None:
         assert re.search(message, said), said
 
 
+SIXTEEN_BYTES = """
+import json
+from swiglu_kernels.standalone import covering
+from swiglu_kernels.standalone.compiled import compile_launch
+found = {}
+for name, launch in covering._experts((9, 0)):
+    if "odd multiples of 8" in name:
+        ptx = compile_launch(launch, (9, 0)).asm["ptx"]
+        found[name] = [ptx.count(of) for of in ("cp.async.cg.", "st.global.v4", "st.global.b16")]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
+def test_rows_of_experts_of_odd_multiples_of_8_are_moved_16_bytes_at_a_time() -> None:
+    """Triton by itself knows of multiples of 16 alone."""
+    done = python("-c", SIXTEEN_BYTES)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 6
+    for name, (reads, writes, single) in found.items():
+        assert reads, name
+        assert writes, name
+        assert not single, name
+
+
 def test_what_makes_wgmmas_wait_is_counted() -> None:
     """Registers made uniform between two, and wgmmas that all wait for the one before, which no other check tells."""
     wgmma, move = "QGMMA.64x192x32.F32.E4M3.E4M3 R24, gdesc[UR4], R24 ;", "R2UR UR5, R163 ;"

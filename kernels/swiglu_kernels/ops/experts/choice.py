@@ -35,7 +35,8 @@ def tile(kernel: str, sizes: tuple[int, int, int], capability: Capability | None
 
     sizes: rows of the routing's tiles, hidden and intermediate size. capability: None for that of the operands' device.
     """
-    aligned, like, capability = vectorises(*matrices), matrices[0], capability or capability_of(matrices[0].device)
+    aligned, like = vectorises(*matrices, multiple=8), matrices[0]
+    capability = capability or capability_of(like.device)
     if like.dtype == torch.float8_e4m3fn:
         return fp8_expert_tile(sizes[0], capability)
     tuned = portable_tile(lookup(kernel, like, *sizes), aligned)
@@ -46,7 +47,7 @@ def weight_grad_tile(
     kernel: str, sizes: tuple[int, int, int], rows: int, capability: Capability | None, *matrices: torch.Tensor
 ) -> Tile:
     """Return the tile of a portable gradient of weights; as `tile`, of experts with so many rows in the mean."""
-    aligned, like = vectorises(*matrices), matrices[0]
+    aligned, like = vectorises(*matrices, multiple=8), matrices[0]
     tuned = portable_tile(lookup(kernel, like, *sizes), aligned)
     return tuned or expert_weight_grad_tile(rows, like.dtype, capability or capability_of(like.device), aligned)
 

@@ -30,9 +30,11 @@ from swiglu_kernels.ops.gate.arithmetic import (
     gated_gradients,
     grouped_tile,
     halves,
+    multiple_of,
     output_tile,
     store_sum,
     strided_tile,
+    unit_of,
 )
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
@@ -134,9 +136,12 @@ def _gate_up_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OF_TOKENS: tl.constexpr,
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
+    UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """One tile of h [rows, N] and pre [rows, 2 N]; N intermediate, K hidden."""
     numbers = multiplier, alpha, limit, up_offset
+    N, K, x_m = multiple_of(N, UNIT), multiple_of(K, UNIT), multiple_of(x_m, UNIT)
+    w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
@@ -181,8 +186,11 @@ def _rows_kernel(
     w_e, w_n, w_k, bias_e, bias_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [rows, N] = a [rows, K] w[expert]^T + bias[expert], of codes with their scales."""
+    N, K = multiple_of(N, UNIT), multiple_of(K, UNIT)
+    w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
@@ -265,9 +273,12 @@ def _down_backward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OF_TOKENS: tl.constexpr,
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
+    UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """One tile of d_pre [rows, 2 N], wh [rows, N] and its part of dots; N intermediate, K hidden."""
     numbers = multiplier, alpha, limit, up_offset
+    N, K, dy_m = multiple_of(N, UNIT), multiple_of(K, UNIT), multiple_of(dy_m, UNIT)
+    w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
@@ -296,8 +307,12 @@ def _weight_grad_kernel(
     a_ptr, b_ptr, d_w_ptr, pair_ptr, starts_ptr, counts_ptr, M, N, slots, a_row, a_m, b_row, b_n, d_w_e, d_w_m, d_w_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, A_OF_TOKENS: tl.constexpr, B_OF_TOKENS: tl.constexpr,
+    UNIT: tl.constexpr, M_UNIT: tl.constexpr, N_UNIT: tl.constexpr,
 ):  # fmt: skip
     """One tile of d_w[expert] [M, N], the sum over the expert's rows of a [rows, M] times b [rows, N]."""
+    M, N = multiple_of(M, UNIT), multiple_of(N, UNIT)
+    a_row, b_row = multiple_of(a_row, UNIT), multiple_of(b_row, UNIT)
+    d_w_m, d_w_n = multiple_of(d_w_m, M_UNIT), multiple_of(d_w_n, N_UNIT)
     expert = tl.program_id(1)
     tile_m, tile_n = tl.program_id(0) % tl.cdiv(M, BLOCK_M), tl.program_id(0) // tl.cdiv(M, BLOCK_M)
     first = tl.load(starts_ptr + expert)
@@ -412,7 +427,8 @@ def bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
 
 def weight_arguments(w: torch.Tensor) -> dict[str, Any]:
     """Return the arguments for a weight [E, N, K] and its depth."""
-    return {"w_ptr": w, "K": w.shape[2]} | strides(w, "w_e", "w_n", "w_k")
+    units = {"N_UNIT": unit_of(w.stride(1)), "K_UNIT": unit_of(w.stride(2))}
+    return {"w_ptr": w, "K": w.shape[2]} | strides(w, "w_e", "w_n", "w_k") | units
 
 
 def product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int) -> dict[str, Any]:
@@ -431,7 +447,7 @@ def _routed_launch(
     """Describe a product of the rows of a routing, of so many columns a tile; N is that of `arguments`."""
     rows = {
         "pair_ptr": pair, "tile_expert_ptr": tile_expert, "rows": pair.shape[0],
-        "BLOCK_M": tile.rows, "GROUP": tile.group,
+        "BLOCK_M": tile.rows, "GROUP": tile.group, "UNIT": unit_of(arguments["N"], *a.shape[1:], a.stride(0)),
     }  # fmt: skip
     grid = (tile_expert.shape[0] * triton.cdiv(arguments["N"], columns),)
     everything = arguments | rows | product_arguments(a, w, tile, columns)
@@ -545,6 +561,8 @@ def weight_grad_launch(
         "WIDE": tile_needs_int64((d_w.stride()[1:], (tile.rows, tile.columns))),
         "PRECISION": float32_dot_precision(),
         "A_OF_TOKENS": of_tokens, "B_OF_TOKENS": b.shape[0] < pair.shape[0],
+        "UNIT": unit_of(M, N, a.stride(0), b.stride(0)), "M_UNIT": unit_of(d_w.stride(1)),
+        "N_UNIT": unit_of(d_w.stride(2)),
     }  # fmt: skip
     arguments |= strides(a, "a_row", "a_m") | strides(b, "b_row", "b_n") | strides(d_w, "d_w_e", "d_w_m", "d_w_n")
     grid = (triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns), experts)

@@ -20,7 +20,7 @@ from swiglu_kernels.ops.experts.portable_experts import (
     weight_arguments,
 )
 from swiglu_kernels.ops.experts.routing import as_mask
-from swiglu_kernels.ops.gate.arithmetic import gated
+from swiglu_kernels.ops.gate.arithmetic import gated, multiple_of, unit_of
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
@@ -77,9 +77,12 @@ def _gate_up_kernel(
     multiplier, alpha, limit, up_offset,
     SLOTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
+    UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of a pair's row of h [pairs, N]; N intermediate, K hidden."""
     numbers = multiplier, alpha, limit, up_offset
+    N, K, x_m = multiple_of(N, UNIT), multiple_of(K, UNIT), multiple_of(x_m, UNIT)
+    w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     wait_for_launch_ahead(EARLY)
     pair, tile = tl.program_id(0), tl.program_id(1)
     expert, named = _expert_of(index_ptr, pair, experts)
@@ -108,9 +111,11 @@ def _down_kernel(
     h_ptr, w_ptr, bias_ptr, weights_ptr, out_ptr, index_ptr, experts, N, K, w_e, w_n, w_k, bias_e, bias_n,
     weights_token, weights_slot,
     SLOTS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY: tl.constexpr, UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of out [tokens, N]; N hidden, K intermediate. AHEAD slots' first BLOCK_K are loaded ahead."""
+    N, K = multiple_of(N, UNIT), multiple_of(K, UNIT)
+    w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index_ptr += token * SLOTS
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -156,6 +161,7 @@ def forward_launch(
     (tokens, slots), early = index.shape, starts_early(capability or capability_of(x.device))
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)
     shared = {"index_ptr": index, "experts": w_gate_up.shape[0], "SLOTS": slots, "EARLY": early}
+    shared["UNIT"] = unit_of(intermediate, hidden, x.shape[1], x.stride(0))
     columns = 8 if slots * parts >= LONG else 4
     down = {"h_ptr": h, "out_ptr": out, "N": hidden, "AHEAD": min(slots, 4 if parts == 1 else 2)}
     down |= {"weights_ptr": weights} | strides(weights, "weights_token", "weights_slot") | bias_arguments(b_down)

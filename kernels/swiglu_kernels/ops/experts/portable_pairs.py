@@ -20,7 +20,7 @@ from swiglu_kernels.ops.experts.portable_experts import (
     product_arguments,
     strides,
 )
-from swiglu_kernels.ops.gate.arithmetic import gated
+from swiglu_kernels.ops.gate.arithmetic import gated, multiple_of, unit_of
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
@@ -64,9 +64,12 @@ def _gate_up_kernel(
     SLOTS: tl.constexpr, TOKENS: tl.constexpr, EVERY_EXPERT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
+    UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of h [pairs, N] in the rows of one expert; N intermediate, K hidden."""
     numbers = multiplier, alpha, limit, up_offset
+    N, K, x_m = multiple_of(N, UNIT), multiple_of(K, UNIT), multiple_of(x_m, UNIT)
+    w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     wait_for_launch_ahead(EARLY)
     expert, mine, pair = _expert_of(index_ptr, tl.program_id(1), tokens, experts, SLOTS, TOKENS, EVERY_EXPERT)
     if expert < 0:
@@ -93,9 +96,11 @@ def _down_kernel(
     h_ptr, w_ptr, bias_ptr, y_ptr, index_ptr, tokens, experts, N, K, w_e, w_n, w_k, bias_e, bias_n,
     SLOTS: tl.constexpr, TOKENS: tl.constexpr, EVERY_EXPERT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr, UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of y [pairs, N] in the rows of one expert; N hidden, K intermediate."""
+    N, K = multiple_of(N, UNIT), multiple_of(K, UNIT)
+    w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     tile = tl.program_id(0)
     expert, mine, pair = _expert_of(index_ptr, tl.program_id(1), tokens, experts, SLOTS, TOKENS, EVERY_EXPERT)
     wait_for_launch_ahead(EARLY)
@@ -120,9 +125,10 @@ def _down_kernel(
 @triton.jit
 def _weighted_sum_kernel(
     y_ptr, weights_ptr, index_ptr, out_ptr, columns, experts, weights_token, weights_slot,
-    SLOTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of one token of out."""
+    columns = multiple_of(columns, UNIT)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, BLOCK_SLOTS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -152,9 +158,10 @@ def forward_launch(
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     intermediate, hidden = h.shape[1], y.shape[1]
     (tokens, slots), rows = index.shape, max(16, triton.next_power_of_2(index.shape[0]))
-    tile = expert_tile(rows, x.dtype, capability, vectorises(x, w_gate_up, w_down))
+    tile = expert_tile(rows, x.dtype, capability, vectorises(x, w_gate_up, w_down, multiple=8))
     programs, every = min(pairs, experts), experts < pairs
     of_pairs = {"index_ptr": index, "experts": experts, "SLOTS": slots, "EARLY": starts_early(capability)}
+    of_pairs["UNIT"] = unit_of(intermediate, hidden, x.shape[1], x.stride(0))
     shared = of_pairs | {"tokens": tokens, "TOKENS": rows, "EVERY_EXPERT": every}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
     summed = of_pairs | {

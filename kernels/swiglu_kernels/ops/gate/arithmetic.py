@@ -97,6 +97,17 @@ def _inside_sigmoid(gate, alpha, FORMULA: tl.constexpr):
 
 
 @triton.jit
+def multiple_of(size, UNIT: tl.constexpr):
+    """Return a multiple of UNIT as one that the compiler knows: by itself it finds those of 16 alone."""
+    return size // UNIT * UNIT
+
+
+def unit_of(*sizes: int) -> int:
+    """Return the UNIT of `multiple_of` for sizes and strides: 8 where it divides all and 16 does not, else 1."""
+    return 8 if all(size % 8 == 0 for size in sizes) and any(size % 16 for size in sizes) else 1
+
+
+@triton.jit
 def halves(tile):
     """Return the left and the right half of a tile's columns."""
     split: tl.constexpr = (tile.shape[0], 2, tile.shape[1] // 2)

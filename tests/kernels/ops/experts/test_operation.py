@@ -193,7 +193,9 @@ def test_bad_arguments_are_named(message):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("gate", [{}, GPT_OSS], ids=["plain", "gpt-oss"])
-@pytest.mark.parametrize("shape", [(1, 8, 64, 512, 192), (100, 4, 32, 720, 720), (2048, 8, 16, 512, 256)])
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 64, 512, 192), (100, 4, 32, 720, 720), (2048, 8, 16, 512, 256), (300, 2, 16, 520, 264)]
+)
 def test_on_a_gpu(shape, gate, dtype):
     tokens, slots, count, hidden, intermediate = shape
     index = drawn(tokens, slots, count, beyond=1)
