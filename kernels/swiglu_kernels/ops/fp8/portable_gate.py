@@ -14,8 +14,6 @@ from swiglu_kernels.ops.fp8.portable_codes import (
     magnitudes,
     note_columns,
     note_rows,
-    strips,
-    tiles_of_strip,
     wide,
     write_rows,
 )  # fmt: skip
@@ -28,6 +26,8 @@ from swiglu_kernels.runtime.precision import INTERPRETING, round_to
 
 TILE = (128, 128) if INTERPRETING else (16, 128)
 """Of the gradients: with the maxima of columns that are kept, larger ones spill registers."""
+STRIPS, PROGRAMS = (512, 256, 128), 512
+"""Rows that a program goes down, which keeps the maxima of columns from tile to tile, so that there are so many."""
 
 
 @triton.jit
@@ -56,7 +56,8 @@ def _gradients_kernel(
     """d_gate, d_up and h in 16 bits, and the largest magnitudes of their rows and columns; what is None is left out."""
     numbers = multiplier, alpha, limit, up_offset
     tile_column = tl.program_id(1)
-    first, tiles = tiles_of_strip(rows, STRIP, BLOCK_ROWS)
+    first = tl.program_id(0) * (STRIP // BLOCK_ROWS)
+    tiles = tl.minimum(STRIP // BLOCK_ROWS, tl.cdiv(rows, BLOCK_ROWS) - first)
     of_gate = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
     of_up = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
     of_h = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
@@ -121,14 +122,15 @@ def gradients_launch(
     """
     (gate, up), (of_gate, of_up, of_h) = preactivations, maxima
     block_rows, block_columns = TILE
-    grid, strip = strips(d_h, block_columns)
+    rows, across = d_h.shape[0], triton.cdiv(d_h.shape[1], block_columns)
+    strip = next((strip for strip in STRIPS if triton.cdiv(rows, strip) * across >= PROGRAMS), STRIPS[-1])
     return Launch(
         kernel=_gradients_kernel,
-        grid=grid,
+        grid=(triton.cdiv(rows, strip), across),
         arguments={
             "d_h_ptr": d_h, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": h,
             "d_gate_row_amax_ptr": of_gate[0], "d_gate_column_amax_ptr": of_gate[1], "d_up_row_amax_ptr": of_up[0],
-            "d_up_column_amax_ptr": of_up[1], "h_column_amax_ptr": of_h[1], "rows": d_h.shape[0],
+            "d_up_column_amax_ptr": of_up[1], "h_column_amax_ptr": of_h[1], "rows": rows,
             "columns": d_h.shape[1], "d_h_row": d_h.stride(0), "d_h_column": d_h.stride(1),
             "STRIP": strip, "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(d_h, *TILE),
             **formula.arguments(),
