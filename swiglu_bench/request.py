@@ -177,7 +177,7 @@ def check_names(values: Mapping[str, Any]) -> None:
     """Tell a typo in the options of a command before torch is imported, which takes seconds. Raises BadInput."""
     from swiglu_bench.cases.registry import NOBODY, check_file, entry_point_addresses, is_file
     from swiglu_bench.cases.shapes import environments_of, load_shapes, split_over
-    from swiglu_bench.contenders import ASYNC, CATALOGUE
+    from swiglu_bench.contenders import CATALOGUE, OF_RANKS
     from swiglu_bench.machine.system import gpu_index
 
     checks: dict[str, Callable[[str], object]] = {
@@ -189,7 +189,7 @@ def check_names(values: Mapping[str, Any]) -> None:
     for name, check in checks.items():
         if isinstance(given := values.get(name), str):
             check(given)
-    names = [*(known.name for known in CATALOGUE), ASYNC]
+    names = [*(known.name for known in CATALOGUE), *OF_RANKS]
     wanted = split(values.get("impl"), "--impl")
     files = [spec for spec in wanted if is_file(spec)]
     for spec in files:

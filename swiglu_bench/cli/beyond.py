@@ -16,6 +16,7 @@ from swiglu_bench.cases.errors import BadInput, one_of
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.registry import load, select
 from swiglu_bench.cases.shapes import load_shapes, model_file
+from swiglu_bench.contenders import ALLTOALL, DEEPEP
 from swiglu_bench.machine import system
 from swiglu_bench.options import HOW, TASKS, JsonForm, TpOptions, TrainOptions, command_of, option
 from swiglu_bench.rows.record import BASELINE, Record
@@ -31,7 +32,7 @@ TRAINED = ("eager", "compile", "unsloth", "fused-auto", "fused-mlp-auto")
 """The implementations trained by default, besides those that need a package of others."""
 SPLIT = {
     Scope.MLP: ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto"),
-    Scope.EXPERTS: ("grouped", "grouped-compile", "liger-experts", "fused-experts"),
+    Scope.EXPERTS: ("grouped", "grouped-compile", ALLTOALL, DEEPEP, "liger-experts", "fused-experts"),
 }
 """The implementations split by default."""
 WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
@@ -246,12 +247,13 @@ def _cases(
 
 def _split(options: TpOptions, scope: Scope, base: str, timeout_s: float | None) -> list[Implementation]:
     """The baseline and the chosen implementations of the scope, without their code; `timeout_s` is for loading one."""
-    from swiglu_bench.contenders.split import async_tp
+    from swiglu_bench.contenders.split import MEGATRON, async_tp
 
     loading = request.loader(timeout_s)
     known = [each for each in request.catalogue(loading) if scope in each.scopes]
-    if scope is Scope.MLP:
-        known.insert([each.name for each in known].index("compile") + 1, async_tp)
+    after, of_ranks = ("compile", [async_tp]) if scope is Scope.MLP else ("grouped-compile", MEGATRON)
+    place = [each.name for each in known].index(after) + 1
+    known[place:place] = of_ranks
     return [each.declared() for each in _after_baseline(options, known, SPLIT[scope], loading, base)]
 
 

@@ -4,7 +4,9 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.contenders import experts, fp8, fused, peers, pytorch
 
 ASYNC = "compile-async-tp"
-"""An implementation that only `tp` has, in `split.py`, which imports torch."""
+ALLTOALL, DEEPEP = "megatron-alltoall", "megatron-deepep"
+OF_RANKS = (ASYNC, ALLTOALL, DEEPEP)
+"""Implementations that only `tp` has, in `split.py`, which imports torch."""
 
 CATALOGUE: tuple[Implementation, ...] = (
     pytorch.eager, pytorch.eager_packed, pytorch.compiled, pytorch.compiled_packed, pytorch.compiled_max_autotune,

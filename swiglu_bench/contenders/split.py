@@ -9,7 +9,8 @@ torchtitan has:
                of their results; the weighted sum where the token is
     in a step  the same two for the gradients, in the other order
 
-How many rows a rank has for another is known after a first exchange of counts, for which the host waits.
+How many rows a rank has for another is known after a first exchange of counts, for which the host waits. Megatron's
+dispatchers have exchanges of their own, with the same products between them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +27,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from swiglu_bench.cases.cases import Scope
+from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import ASYNC, experts
+from swiglu_bench.contenders import ALLTOALL, ASYNC, DEEPEP, experts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -44,6 +46,8 @@ def split(known: Implementation, mesh: DeviceMesh, whole: Problem, by_sequence: 
     """The implementation with the collectives around it, to be built on a rank's part of the whole problem."""
     if known.name in experts.FUSED:
         build = partial(experts.fused, group=mesh, **experts.FUSED[known.name])
+    elif known.name in _DISPATCHERS:
+        build = partial(_dispatched, mesh=mesh, name=known.name)
     elif whole.case.shape.experts:
         build = partial(between_exchanges, known=known, mesh=mesh)
     elif known.name in _COMPILED:
@@ -147,7 +151,7 @@ def check_fused(call: Callable[[], object]) -> None:
 
 
 def _not_by_itself(problem: Problem) -> Step:
-    raise AssertionError(f"{ASYNC} is built by `split` only: {problem.case.label}.")
+    raise AssertionError(f"It is built by `split` only: {problem.case.label}.")
 
 
 async_tp = implementation(
@@ -158,8 +162,14 @@ async_tp = implementation(
 )(_not_by_itself)
 
 
-def why_no_async(device_type: str, by_sequence: bool) -> str | None:
-    """Why torch's asynchronous tensor parallelism does not apply, in one sentence, or None if it may."""
+def why_not(known: Implementation, device_type: str, by_sequence: bool, ranks: int) -> str | None:
+    """Why an implementation that only `tp` has does not apply, in one sentence, or None if it may, or is another."""
+    if known.name == DEEPEP:
+        if not find_spec("megatron"):
+            return "Megatron calls DeepEP here, and the package megatron is not installed."
+        return "Megatron's dispatcher by DeepEP needs several ranks." if ranks == 1 else None
+    if known.name != ASYNC:
+        return None
     if not by_sequence:
         return "It splits all-gathers and reduce-scatters; without sequence parallelism there are none."
     needs = "torch's asynchronous tensor parallelism needs GPUs with symmetric memory."
@@ -226,3 +236,71 @@ def without_exchanges(part: Problem, known: Implementation, rank: int) -> Step:
         return (found.unflatten(0, index.shape) * weights[..., None]).sum(1).to(x.dtype)
 
     return dataclasses.replace(step, forward=forward)
+
+
+_DISPATCHERS: dict[str, tuple[str, dict[str, str]]] = {
+    ALLTOALL: ("MoEAlltoAllTokenDispatcher", {"moe_token_dispatcher_type": "alltoall"}),
+    DEEPEP: (
+        "MoEFlexTokenDispatcher", {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
+    ),
+}  # fmt: skip
+"""Of megatron.core: the class, and what its configuration says of it."""
+_GROUPED: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+
+
+def _products(rows: Tensor, probabilities: Tensor, ends: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    """Of rows sorted by expert; weighted before the second product, as Megatron's experts do."""
+    gate, up = _GROUPED(rows, w_gate_up.mT, offs=ends).chunk(2, -1)
+    hidden = (silu(gate) * up * probabilities[:, None]).to(rows.dtype)
+    out: Tensor = _GROUPED(hidden, w_down.mT, offs=ends)
+    return out
+
+
+def _dispatched(part: Problem, mesh: DeviceMesh, name: str) -> Step:
+    """Megatron's dispatcher; the probabilities are fp32, which DeepEP needs and Megatron recommends."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.moe import token_dispatcher
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    shape, ranks = part.case.shape, mesh.size()
+    assert shape.experts
+    each, (kind, options) = shape.experts.count, _DISPATCHERS[name]
+    first = mesh.get_local_rank() * each
+    config = TransformerConfig(
+        num_layers=1, hidden_size=shape.hidden, num_attention_heads=1, add_bias_linear=False,
+        num_moe_experts=each * ranks, moe_router_topk=shape.experts.top_k, expert_model_parallel_size=ranks,
+        moe_router_dtype="fp32", **options,
+    )  # fmt: skip
+    groups = ProcessGroupCollection(ep=mesh.get_group(), expt_tp=None, tp_ep=mesh.get_group())
+    dispatcher = getattr(token_dispatcher, kind)(each, list(range(first, first + each)), config, groups)
+    products = torch.compile(_products, fullgraph=True, dynamic=True)
+
+    def forward(own: experts.Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        dense = x.new_zeros(len(x), each * ranks, dtype=torch.float32)  # as Megatron's router has it
+        chosen = torch.zeros_like(dense, dtype=torch.bool).scatter(1, index, True)
+        prepared = dispatcher.dispatch_preprocess(x, chosen, dense.scatter(1, index, weights.float()))
+        rows, counts, probabilities = dispatcher.dispatch_postprocess(*dispatcher.token_dispatch(*prepared))
+        ends = counts.cumsum(0).to(x.device, torch.int32, non_blocking=True)
+        found = products(rows, probabilities, ends, own["w_gate_up"], own["w_down"])
+        back = dispatcher.token_combine(dispatcher.combine_preprocess(found))
+        out: Tensor = dispatcher.combine_postprocess(back)
+        return out
+
+    return experts.packed(part, forward, interleaved=False)
+
+
+_MEGATRON: dict[str, Any] = {
+    "scopes": (Scope.EXPERTS,), "backend": "inductor", "imports": "megatron.core.transformer.moe.token_dispatcher",
+    "weight_layout": "packed", "dtypes": (Dtype.BFLOAT16,), "multiple": experts.GROUPED_ALIGNMENT, "gpus": (9, 10),
+}  # fmt: skip
+MEGATRON = (
+    implementation(
+        ALLTOALL, package="megatron", **_MEGATRON,
+        description="Megatron's all-to-all dispatcher, rows permuted by torch; grouped_mm under torch.compile",
+    )(_not_by_itself),
+    implementation(
+        DEEPEP, package="deep_ep", **_MEGATRON,
+        description="Megatron's flexible dispatcher by DeepEP, rows permuted by torch; grouped_mm under torch.compile",
+    )(_not_by_itself),
+)  # fmt: skip
+"""Without Transformer Engine, which has kernels that permute."""

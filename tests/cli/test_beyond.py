@@ -246,6 +246,8 @@ def test_a_dry_run_of_tp_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: pytest.fail("processes were started"))
     plan = json.loads(split("--gpus", "1,2", "--dry-run", "--format", "json").out)
     assert (plan["kind"], [row["ranks"] for row in plan["rows"]]) == ("plan", [1, 1, 2, 2])
+    of_experts = json.loads(split(*EXPERTS, "--dry-run", "--impl", "mega*", "--format", "json").out)
+    assert of_experts["implementations"] == ["grouped", "megatron-alltoall", "megatron-deepep"]
 
 
 @needs_distributed

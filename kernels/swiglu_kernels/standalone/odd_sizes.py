@@ -23,6 +23,7 @@ import torch
 
 from swiglu_kernels import reference
 from swiglu_kernels.hopper import admission, shared
+from swiglu_kernels.ops.experts import exchange
 from swiglu_kernels.ops.experts.choice import MOST_TOKENS
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8 import hopper_fp8
@@ -45,6 +46,7 @@ CLAMPED = Formula(alpha=1.702, limit=1.0, up_offset=1.0)
 PORTABLE = [(1, 72, 200), (16, 51, 83), (37, 200, 136), (131, 72, 264), (9, 2056, 40)]
 BY_HAND = [(131, 72, 200), (517, 264, 1032), (300, 1032, 136)]
 OF_FP8 = [(131, 80, 224), (517, 272, 1056), (9, 400, 96)]
+OF_EXCHANGE = [(9, 2056, 40), (37, 200, 136)]
 OF_EXPERTS = [(261, 192, 256), (517, 1088, 448)]
 FEW_TOKENS = [(1, 72, 200), (17, 264, 1032), (77, 136, 2880), (128, 520, 3000)]
 OF_PRECISIONS = {"experts": "bf16", "fp8 experts": "fp8-rowwise"}
@@ -185,6 +187,8 @@ def _portable_cases(device: torch.device, dtypes: Sequence[torch.dtype], few: bo
     for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
         yield partial(_at, size, dtype, device, _portable)
         yield partial(_experts, size, dtype, device, "portable")
+    for size, dtype in itertools.product(OF_EXCHANGE[:1] if few else OF_EXCHANGE, dtypes):
+        yield partial(_at, size, dtype, device, _exchange)
     if why_no_fp8(device) is None:
         halves = [dtype for dtype in dtypes if dtype.itemsize == 2]
         for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
@@ -239,6 +243,51 @@ def _experts(
         roundings = float(error / (allowed + ROUNDINGS[dtype]))
         label = f"{backend} {size} {precision if precision != 'bf16' else ''} {str(dtype).removeprefix('torch.')}"
         yield Outcome(f"experts {name} {' '.join(label.split())}", roundings)
+
+
+def _exchange(at: Sizes, label: str) -> Iterator[Outcome]:
+    """Rows to the ranks with any of their experts and back, where they are added; the memory of all ranks is here."""
+    (tokens, columns), source = at.x.shape, torch.Generator().manual_seed(at.longest)
+    counts = tokens, 0, (tokens + 1) // 2
+    sizes = [exchange.RankSizes(len(counts), rank, experts=2, most=tokens, slots=3) for rank in range(len(counts))]
+    x = [given[:count] for given, count in zip((at.x, at.x, at.d_out), counts, strict=True)]
+    weights = [torch.rand(count, 3, generator=source).to(at.dtype).to(at.device) for count in counts]
+    index = [torch.randint(8, (count, 3), generator=source).to(at.device) for count in counts]  # 6 and 7 are nobody's
+
+    def new(name: str, width: int, *rows: int) -> list[Any]:
+        return [at.new(f"{name} {rank}", (count, width)) for rank, count in enumerate(rows)]
+
+    def ids(rows: int) -> list[torch.Tensor]:
+        return [torch.full((rows, 3), -9, dtype=torch.int32).to(at.device) for _ in counts]
+
+    def table(of: list[torch.Tensor]) -> torch.Tensor:
+        return torch.tensor([tensor.data_ptr() for tensor in of]).to(at.device)
+
+    copy: Callable[..., Any] = exchange.copy_launch
+    every, index_out, kept = [size.rows for size in sizes], ids(tokens), ids(sizes[0].rows)
+    published, values = new("published", columns, *[tokens] * 3), new("values", 3, *[tokens] * 3)
+    came, again, results = (new(name, columns, *every) for name in ("came", "again", "results"))
+    beside, sums = new("beside", 3, *every), new("sums", 3, *every)
+    out, weights_out = new("out", columns, *counts), new("weights", 3, *counts)
+    for rank, size in enumerate(sizes):
+        given = x[rank], index[rank], weights[rank]
+        copy(exchange.PUBLISH, columns, *given, published[rank], index_out[rank], values[rank], size).run()
+    for rank, size in enumerate(sizes):
+        far = table(published), table(index_out), table(values)
+        copy(exchange.FETCH, columns, *far, came[rank], kept[rank], beside[rank], size).run()
+        copy(exchange.FETCH_AGAIN, columns, far[0], kept[rank], None, again[rank], None, None, size).run()
+        back = again[rank], kept[rank], beside[rank], results[rank], None, sums[rank]
+        copy(exchange.RETURN, columns, *back, size).run()
+    exact = {}
+    for rank, size in enumerate(sizes):
+        made = out[rank], weights_out[rank]
+        exchange.add_launch(came[rank], table(results), index[rank], beside[rank], table(sums), *made, size).run()
+        owner = index[rank].cpu() // 2
+        times = sum((owner == other).any(1, keepdim=True).double() for other in range(3))
+        if counts[rank]:
+            exact[f"out {rank}"] = fp64(x[rank]) * times
+            exact[f"weights {rank}"] = fp64(weights[rank]) * (owner < 3)
+    yield at.judged(f"experts' exchange {label}", exact)
 
 
 def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:

@@ -30,7 +30,7 @@ import numpy as np
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape, expand, tensors
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.contenders import ASYNC
+from swiglu_bench.contenders import ALLTOALL, ASYNC, DEEPEP
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.run_folder import PARTS
@@ -38,7 +38,7 @@ from swiglu_bench.rows.run_folder import PARTS
 if TYPE_CHECKING:
     from swiglu_bench.measure.rounds import Rounds
 
-ALONE = {ASYNC: "compile"}
+ALONE = {ASYNC: "compile", ALLTOALL: "grouped-compile", DEEPEP: "grouped-compile"}
 """Without collectives, this one is that one."""
 Splitting = bool | str
 """How an implementation is run: split, False with all tokens on every rank, True with its part of them; else:"""

@@ -28,13 +28,12 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, sizes, torch_dtype
 from swiglu_bench.check.results import GlobalState, Letterbox
-from swiglu_bench.contenders import ASYNC, pytorch, split
-from swiglu_bench.contenders.experts import FUSED
+from swiglu_bench.contenders import experts, pytorch, split
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.rows.record import Record
-from swiglu_bench.tasks.tp import LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
+from swiglu_bench.tasks.tp import ALONE, LOCAL, SINGLE, Collective, SplitCase, Splitting, bus_bytes, key
 from swiglu_bench.tasks.tp.judge import OF_TOKENS, PartOfTokens, RankJudge, gather_into, said
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn
@@ -69,8 +68,10 @@ class RankCourt:
         self.machines: list[dict[str, Any]] = group.gather(self.machine.as_dict())
         """Of all ranks."""
         self.known = {declared.name: registry.find(declared) for declared in work.implementations}
-        if ASYNC in self.known:
-            self.known.setdefault(pytorch.compiled.name, pytorch.compiled)
+        alone = {ALONE.get(name) for name in self.known}
+        for stand_in in (pytorch.compiled, experts.grouped_compiled):
+            if stand_in.name in alone:
+                self.known.setdefault(stand_in.name, stand_in)
         self.tell: Tell = lambda doing, share: None
         """Hears what is being done and which share of the case is done."""
         self.tell_whose: Callable[[str], object] = lambda name: None
@@ -140,7 +141,7 @@ class RankCourt:
             return f"{WHOLE} {large}"
         if case.mode is not Mode.FORWARD and known.trains != "everything":
             return "It yields no weight gradients, which a step has."
-        refusal = split.why_no_async(device.type, way) if known.name == ASYNC else None
+        refusal = split.why_not(known, device.type, way, case.ranks)
         return refusal or policy.inapplicable(self.settings, self.machine, case.local, known) or ""
 
     def take_collectives(self, way: bool, number: int, lead_us: float) -> Sample:
@@ -218,7 +219,7 @@ class RankContender(Workbench, Contender):
         elif kind != LOCAL:
             known = split.split(known, group.mesh, whole, bool(kind))
         elif whole.case.shape.experts:
-            by_tokens = known.name not in FUSED
+            by_tokens = known.name not in experts.FUSED
             known = dataclasses.replace(known, build=partial(split.without_exchanges, known=known, rank=group.rank))
         if by_tokens:
             desk, tokens = PartOfTokens(whole, group), tokens // group.size

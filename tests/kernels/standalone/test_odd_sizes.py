@@ -35,6 +35,20 @@ def test_experts() -> None:
     assert not wrong(found)
 
 
+@pytest.mark.parametrize("spoilt", ["", "first", "experts", "everything"])
+def test_exchange_of_experts(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Launch.run
+
+    def spoil(launch: Launch) -> None:
+        if spoilt in launch.arguments:
+            launch.arguments[spoilt] = launch.arguments[spoilt] + 1
+        run(launch)
+
+    monkeypatch.setattr(Launch, "run", spoil if spoilt != "everything" else lambda launch: None)
+    (found,) = odd_sizes._exchange(odd_sizes.Sizes((9, 72, 8), torch.float16, DEVICE), "here")
+    assert found.right is not bool(spoilt)
+
+
 @pytest.mark.skipif(why_no_fp8(DEVICE) is not None, reason=f"{why_no_fp8(DEVICE)}")
 def test_experts_in_fp8() -> None:
     found = list(odd_sizes._experts((9, 80, 48), torch.float16, DEVICE, "portable", "fp8-rowwise"))
@@ -73,6 +87,7 @@ def test_all_of_them_on_a_gpu(dtype: torch.dtype, number: int) -> None:
 
 def test_shares_are_all_sizes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(odd_sizes, "_portable", lambda at, label: iter([label]))
+    monkeypatch.setattr(odd_sizes, "_exchange", lambda at, label: iter([f"exchange {label}"]))
     monkeypatch.setattr(odd_sizes, "_experts", lambda *size: iter([str(size)]))
     whole = list(odd_sizes.outcomes(DEVICE, portable=True))
     shares = [list(odd_sizes.outcomes(DEVICE, portable=True, share=(number, 3))) for number in range(3)]

@@ -148,9 +148,13 @@ def test_times_ratios_and_parts_are_of_the_same_rounds():
     assert longer.hidden_share == pytest.approx(-1.0), "not cut off where the whole takes longer than its parts"
 
 
-def test_asynchronous_compile_is_compared_with_compile_without_collectives():
-    keys = {tp.key("compile-async-tp", True): 2.8, tp.key("compile", tp.LOCAL): 2.4, tp.key("compile", tp.SINGLE): 9.0}
-    mine = filled("compile-async-tp", **keys)
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [("compile-async-tp", "compile"), ("megatron-alltoall", "grouped-compile"), ("megatron-deepep", "grouped-compile")],
+)
+def test_what_is_compared_with_another_that_has_no_collectives(name, alone):
+    keys = {tp.key(name, True): 2.8, tp.key(alone, tp.LOCAL): 2.4, tp.key(alone, tp.SINGLE): 9.0}
+    mine = filled(name, **keys)
     assert (mine.compute_ms, mine.single_ms) == pytest.approx((2.4 * 1.02, 9.0 * 1.02))
 
 

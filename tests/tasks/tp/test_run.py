@@ -117,7 +117,7 @@ def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
     shape = replace(SHAPE, experts=Experts(4, 2), extras=extras)
     cases = tuple(SplitCase(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode) for mode in (Mode.FORWARD, Mode.STEP))
     wrong = map(from_file, (bad.unbiased, bad.misrouted))
-    found = Measured(tmp_path, 2, cases, [pytorch.eager, experts.grouped, *wrong], (True,)).rows
+    found = Measured(tmp_path, 2, cases, [pytorch.eager, experts.grouped, *split.MEGATRON, *wrong], (True,)).rows
     found |= Measured(
         tmp_path, 2, cases[:1], [pytorch.eager, from_file(bad.product)], (True,)
     ).rows  # it is interpreted
@@ -128,6 +128,9 @@ def test_experts_with_biases_limit_and_alpha(tmp_path: Path) -> None:
             assert row.time_ms
             assert row.single_ms, row.single_reason
             assert row.comm_bytes == (2 if mode == "forward" else 4) * 8 * 2 * 16 * 4, "of all-to-alls"
+        for known, needs in zip(split.MEGATRON, ("support float32", "megatron is not installed"), strict=True):
+            assert found[known.name, mode, True].status is Status.SKIPPED
+            assert needs in found[known.name, mode, True].reason
         for name in ("unbiased", "misrouted"):
             assert found[name, mode, True].status is Status.INCORRECT
             assert "output: on rank" in found[name, mode, True].reason

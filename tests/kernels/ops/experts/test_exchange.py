@@ -1,7 +1,4 @@
-"""The kernels that move rows between ranks, on ordinary tensors of one device in the place of several ranks' memory.
-
-`compute-sanitizer --tool memcheck python -m pytest tests/kernels/ops/experts/test_exchange.py` looks at their accesses.
-"""
+"""The kernels that move rows between ranks, on ordinary tensors of one device in the place of several ranks' memory."""
 
 import pytest
 import torch
