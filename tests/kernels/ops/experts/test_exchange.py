@@ -53,11 +53,12 @@ def test_rows_reach_each_rank_with_one_of_their_experts_and_come_back(columns, d
         copied(exchange.FETCH_AGAIN, columns, tables[0], kept, None, again, None, None, size=size)
         torch.testing.assert_close(again, out, rtol=0, atol=0, equal_nan=True)
         for other, count in enumerate(TOKENS):
-            place = slice(other * MOST, other * MOST + count)
+            block = size.block(other)
+            place = slice(block * MOST, block * MOST + count)
             local = index[other].long() - rank * EXPERTS
             wanted = (local >= 0) & (local < EXPERTS)
             assert torch.equal(kept[place], torch.where(wanted, local, -1).int())
-            assert (kept[other * MOST + count : (other + 1) * MOST] == -1).all()
+            assert (kept[block * MOST + count : (block + 1) * MOST] == -1).all()
             needed = wanted.any(1, keepdim=True)
             assert torch.equal(out[place].isnan(), ~needed.expand(-1, columns)), "only rows of this rank's experts"
             torch.testing.assert_close(out[place].nan_to_num(0), torch.where(needed, x[other], 0), rtol=0, atol=0)
@@ -66,7 +67,7 @@ def test_rows_reach_each_rank_with_one_of_their_experts_and_come_back(columns, d
             )
         came.append((out * (rank + 1), kept, beside * (rank + 1)))
         copied(exchange.RETURN, columns, *came[-1][:1], kept, came[-1][2], results[rank], None, sums[rank], size=size)
-        assert results[rank][rank * MOST : (rank + 1) * MOST].isnan().all(), "its own are added where they are"
+        assert results[rank][:MOST].isnan().all(), "its own are added where they are"
     for rank, size in enumerate(sizes):
         out, beside = nan(TOKENS[rank], columns, dtype=dtype), nan(TOKENS[rank], SLOTS)
         own = came[rank][0], addresses(results), index[rank], came[rank][2], addresses(sums), out, beside
