@@ -137,19 +137,21 @@ class RankSizes:
 PUBLISH, RETURN, FETCH, FETCH_AGAIN = "publish", "return", "fetch", "fetch again"
 """This rank's tokens, and its results for the others, into memory that all read; tokens of all ranks, and rows of
 their gradients, for which the ids are here, from there."""
+OWN = ", own rows"
+"""Behind a kind: ids and values of all, but this rank's rows alone."""
 
 
 def copy_launch(
     kind: str, columns: int, rows: torch.Tensor, index: torch.Tensor, values: torch.Tensor | None, out: torch.Tensor,
-    kept: torch.Tensor | None, values_out: torch.Tensor | None, size: RankSizes, own: bool = False,
+    kept: torch.Tensor | None, values_out: torch.Tensor | None, size: RankSizes,
 ) -> Launch:  # fmt: skip
-    """Describe the launch that copies rows of one of the four kinds; `own`: ids and values of all, this rank's rows.
+    """Describe the launch that copies rows of one of the four kinds.
 
     rows, values, index: what is read, contiguous; tables of addresses, int64 [ranks], where FETCH reads each rank's,
     as FETCH_AGAIN its rows and values. out, kept, values_out: what is written, contiguous; kept is for PUBLISH and
     FETCH, which write ids.
     """
-    given = size.of_launch(columns, out.device)
+    given, own, kind = size.of_launch(columns, out.device), kind.endswith(OWN), kind.removesuffix(OWN)
     far, publishes = kind in (FETCH, FETCH_AGAIN), kind == PUBLISH
     if publishes:  # the tokens are this rank's, which stand in for all ranks'
         given |= {"RANKS": 1, "RANK": 0}
@@ -177,10 +179,11 @@ def add_launch(
     ranks', int64 [ranks], or as table their rows [ranks * most, H]. index: [T, k], contiguous. out, values_out: [T, H]
     and [T, k], contiguous.
     """
-    arguments = size.of_launch(out.shape[1], out.device) | {
+    given, landed = size.of_launch(out.shape[1], out.device), table.dtype != torch.int64
+    arguments: dict[str, Any] = given | {
         "own_ptr": own, "table_ptr": table, "index_ptr": index, "own_values_ptr": own_values,
         "values_table_ptr": values_table, "out_ptr": out, "values_out_ptr": values_out, "experts": size.experts,
-        "LANDED": table.dtype != torch.int64,
+        "LANDED": landed, "EARLY": given["EARLY"] and not landed,  # copies are no launch ahead
     }  # fmt: skip
     grid = (out.shape[0], triton.cdiv(out.shape[1], arguments["BLOCK"]))
     return Launch(_add_kernel, grid, arguments, num_warps=4, num_stages=1)

@@ -142,14 +142,15 @@ class Symmetric:
         published = rows, self._index, values, own["tokens"], own["ids"], into
         run(exchange.copy_launch, exchange.PUBLISH, rows.shape[1], *published, size)
         shared.wait()
+        if self.overlaps and came is not None:
+            self._begin_copies("tokens", came)
         kind, ids, kept = exchange.FETCH_AGAIN, self.ids, None
         if not len(ids):
             self.ids = kept = ids.new_empty(size.rows, size.slots)
             kind, ids = exchange.FETCH, shared.tables["ids"]
+        kind += exchange.OWN if self.overlaps else ""
         fetched = shared.tables["tokens"], ids, of_values, came, kept, beside
-        run(exchange.copy_launch, kind, rows.shape[1], *fetched, size, self.overlaps)
-        if self.overlaps and came is not None:
-            self._begin_copies("tokens", came)
+        run(exchange.copy_launch, kind, rows.shape[1], *fetched, size)
         return came, beside  # type: ignore[return-value]
 
     def _begin_copies(self, part: str, into: Tensor) -> None:

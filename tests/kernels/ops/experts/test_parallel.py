@@ -257,9 +257,11 @@ def modules_of(rank: int, world: int) -> dict[str, dict[str, torch.Tensor]]:
             "in fsdp": partial(fully_shard, mesh=mesh["dp"]),
         }.get(way, lambda module: module)(module)  # fmt: skip
         x, weights = (part[name].clone().requires_grad_() for name in ("x", "weights"))
-        out = called(x, part["index"], weights)
+        more = {} if way == "of transformers" else {"shared": torch.clone}
+        out = called(x, part["index"], weights, **more)
         out.backward(part["d_out"])
-        found[way] = {"out": out.detach(), "x": x.grad, "weights": weights.grad} | {
+        added = (x.detach(), part["d_out"]) if more else (0, 0)
+        found[way] = {"out": out.detach() - added[0], "x": x.grad - added[1], "weights": weights.grad} | {
             name: parameter.grad.full_tensor() * replicas  # FSDP takes the mean
             for name, parameter in module.named_parameters()
         }
@@ -403,6 +405,21 @@ def test_what_runs_while_rows_travel_changes_no_bit(place, results) -> None:
     for result, case in itertools.product(results, CASES):
         for name, value in result["symmetric", case].items():
             assert torch.equal(value, result["overlapped", case][name]), (case, name)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "experts", "pays"),
+    [
+        (2, 16384, (8, 2048, 768), True), (2, 256, (8, 2048, 768), False), (4, 8192, (8, 2048, 768), True),
+        (8, 8192, (8, 2048, 768), False), (2, 8192, (2, 4096, 14336), True), (8, 8192, (2, 4096, 14336), False),
+    ],
+)  # fmt: skip
+def test_products_run_while_rows_travel_where_many_do_and_most_are_wanted(ranks, tokens, experts, pays) -> None:
+    from swiglu_kernels.ops.experts.exchange import RankSizes
+    from swiglu_kernels.ops.experts.parallel import overlap_pays
+
+    slots, *sizes = experts
+    assert overlap_pays(RankSizes(ranks, 0, 8, tokens, slots), *sizes, torch.bfloat16) is pays
 
 
 def test_what_a_shared_expert_returns_is_added(place, results) -> None:
