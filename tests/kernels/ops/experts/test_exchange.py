@@ -3,12 +3,15 @@
 `compute-sanitizer --tool memcheck python -m pytest tests/kernels/ops/experts/test_exchange.py` looks at their accesses.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from accuracy import DEVICE
 
 from swiglu_kernels.ops.experts import exchange
 from swiglu_kernels.ops.experts.exchange import RankSizes
+from swiglu_kernels.ops.experts.parallel import Symmetric
 
 RANKS, EXPERTS, MOST, SLOTS = 3, 2, 5, 3
 TOKENS = (5, 0, 3)
@@ -24,6 +27,14 @@ def addresses(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def copied(kind: str, columns: int, *tensors: torch.Tensor | None, size: RankSizes) -> None:
     exchange.copy_launch(kind, columns, *tensors, size).run()
+
+
+def by_blocks(part: str, of_ranks: list[torch.Tensor], into: torch.Tensor, size: RankSizes) -> None:
+    """As copy engines bring the blocks of other ranks."""
+    shared = SimpleNamespace(size=size, of_ranks={part: [rows.view(-1) for rows in of_ranks]})
+    route = Symmetric(torch.zeros(1, SLOTS, device=DEVICE), shared, True)
+    route._begin_copies(part, into)
+    route.wait()
 
 
 @pytest.mark.parametrize(("columns", "dtype"), [(37, torch.float32), (64, torch.bfloat16), (2049, torch.float16)])
@@ -52,6 +63,12 @@ def test_rows_reach_each_rank_with_one_of_their_experts_and_come_back(columns, d
         again = nan(rows, columns, dtype=dtype)
         copied(exchange.FETCH_AGAIN, columns, tables[0], kept, None, again, None, None, size=size)
         torch.testing.assert_close(again, out, rtol=0, atol=0, equal_nan=True)
+        whole, numbers = nan(rows, columns, dtype=dtype), nan(rows, SLOTS)
+        copied(exchange.FETCH + exchange.OWN, columns, *tables, whole, kept, numbers, size=size)
+        assert whole[MOST:].isnan().all()
+        torch.testing.assert_close(numbers, beside, rtol=0, atol=0, equal_nan=True)
+        by_blocks("tokens", published, whole, size)
+        torch.testing.assert_close(torch.where(out.isnan(), out, whole), out, rtol=0, atol=0, equal_nan=True)
         for other, count in enumerate(TOKENS):
             block = size.block(other)
             place = slice(block * MOST, block * MOST + count)
@@ -72,6 +89,10 @@ def test_rows_reach_each_rank_with_one_of_their_experts_and_come_back(columns, d
         out, beside = nan(TOKENS[rank], columns, dtype=dtype), nan(TOKENS[rank], SLOTS)
         own = came[rank][0], addresses(results), index[rank], came[rank][2], addresses(sums), out, beside
         exchange.add_launch(*own, size).run()
+        landed, again = nan(rows, columns, dtype=dtype), torch.full_like(out, float("nan"))
+        by_blocks("results", results, landed, size)
+        exchange.add_launch(own[0], landed, *own[2:5], again, beside, size).run()
+        assert torch.equal(again, out)
         owner = index[rank].long() // EXPERTS
         factor = torch.stack([(owner == other).any(1) * (other + 1.0) for other in range(RANKS)]).sum(0)
         expected = x[rank].float() * factor[:, None].to(DEVICE)
