@@ -283,7 +283,7 @@ def _split_kernel(
     of_tile = tl.where(known, expert, -1)
     begin = start // TILE_ROWS
     end = tl.where(known, begin + tl.cdiv(count, TILE_ROWS), tiles)
-    rows = tl.zeros((), tl.int32)
+    rows = tl.full([], 0, tl.int32)
     for at in range(begin, end, BLOCK):
         tile = at + tl.arange(0, BLOCK)
         last = tl.load(pair_ptr + (tile + 1).to(tl.int64) * TILE_ROWS - 1, mask=tile < end, other=-1)
