@@ -169,7 +169,7 @@ class Symmetric:
     def wait(self) -> None:
         """Let what is launched from now on wait for copies."""
         if self._copying and self._side is not None:
-            torch.cuda.current_stream(self._index.device).wait_stream(self._side)
+            torch.cuda.current_stream(self.ids.device).wait_stream(self._side)
         self._copying = False
 
     def results(self, columns: int) -> Tensor:
