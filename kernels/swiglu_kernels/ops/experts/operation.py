@@ -69,8 +69,8 @@ class Exchange(Protocol):
     def results(self, columns: int) -> Tensor:
         """Return where all tokens' results are to be written, [tokens, columns]."""
 
-    def send(self, values: Tensor | None = None) -> None:
-        """Let results of all tokens but the first travel from there, and values beside them, [tokens, k]."""
+    def send(self, results: Tensor, values: Tensor | None = None) -> None:
+        """Let results of all tokens but the first travel, and values beside them, [tokens, k]."""
 
 
 class _UnderWay(threading.local):
@@ -150,7 +150,7 @@ def _experts(
         y = kernels.down(h, w_down, late, b_down)
         if exchange is not None:
             made = combine(y, weights, routing, exchange.results(y.shape[1]), slice(exchange.first, None))
-            exchange.send()
+            exchange.send(made)
             kernels.down(h, w_down, early, b_down, y)
             tokens = slice(exchange.first)
         del h
@@ -240,7 +240,7 @@ def _experts_backward(
         results[X] = combine(d_rows, None, routing, into)
         del d_rows
         if exchange is not None:
-            exchange.send(results[WEIGHTS] if needs[WEIGHTS] else None)
+            exchange.send(results[X], results[WEIGHTS] if needs[WEIGHTS] else None)
     if needs[W_GATE_UP]:
         assert x is not None, "the weight gradient is a product with x"
         given = d_pre, x, routing, w_gate_up, needs[B_GATE_UP]

@@ -99,6 +99,7 @@ class Shared:
             self.own[name] = found[size.rank]
             self.tables[name] = torch.tensor([part.data_ptr() for part in found], device=device)
         self._side, self.recorded = "", False
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self, side: str) -> None:
         """Wait until no rank reads what is to be written, "tokens" or "results".
@@ -112,11 +113,6 @@ class Shared:
         self._side = side
 
 
-@functools.cache
-def _side_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None
-
-
 class Symmetric:
     """Lets the rows of one call travel through memory that all ranks read.
 
@@ -126,8 +122,7 @@ class Symmetric:
     def __init__(self, index: Tensor, shared: Shared, overlaps: bool) -> None:
         self._index, self._shared, self.overlaps = index, shared, overlaps
         self.ids, self.first = index.new_empty(0, dtype=torch.int32), shared.size.most
-        self._side, self._copying = _side_stream(index.device), False
-        self._columns = 0
+        self._copying = False
         self._landed: Tensor | None = None
 
     def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -155,10 +150,10 @@ class Symmetric:
 
     def _begin_copies(self, part: str, into: Tensor) -> None:
         """Let copy engines fill all blocks of a tensor but this rank's with rows for it that the other ranks have."""
-        size, block = self._shared.size, self._shared.size.most * into.shape[1]
-        if self._side is not None:
-            self._side.wait_stream(torch.cuda.current_stream(into.device))
-        with contextlib.nullcontext() if self._side is None else torch.cuda.stream(self._side):
+        size, stream, block = self._shared.size, self._shared.stream, self._shared.size.most * into.shape[1]
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(into.device))
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
             for number in range(1, size.ranks):
                 rank = (size.rank + number) % size.ranks
                 theirs = self._shared.of_ranks[part][rank]
@@ -168,23 +163,21 @@ class Symmetric:
 
     def wait(self) -> None:
         """Let what is launched from now on wait for copies."""
-        if self._copying and self._side is not None:
-            torch.cuda.current_stream(self.ids.device).wait_stream(self._side)
+        if self._copying and self._shared.stream is not None:
+            torch.cuda.current_stream(self.ids.device).wait_stream(self._shared.stream)
         self._copying = False
 
     def results(self, columns: int) -> Tensor:
         """Return where results are written that others read, once they have read those of before."""
         self._shared.begin("results")
-        self._columns = columns
         return self._shared.own["results"][: self._shared.size.rows * columns].view(-1, columns)
 
-    def send(self, values: Tensor | None = None) -> None:
-        """Let results travel from where they were written, and values."""
-        own, size = self._shared.own, self._shared.size
+    def send(self, results: Tensor, values: Tensor | None = None) -> None:
+        """Let results travel, which lie where `results` said, and values."""
         if values is not None:
-            own["results' values"].copy_(values.view(-1))
+            self._shared.own["results' values"].copy_(values.view(-1))
         self._shared.wait()
-        landed = self._landed = own["results"].new_empty(size.rows, self._columns)
+        landed = self._landed = torch.empty_like(results)
         self._begin_copies("results", landed)
 
     def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:

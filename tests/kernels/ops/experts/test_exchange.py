@@ -31,7 +31,7 @@ def copied(kind: str, columns: int, *tensors: torch.Tensor | None, size: RankSiz
 
 def by_blocks(part: str, of_ranks: list[torch.Tensor], into: torch.Tensor, size: RankSizes) -> None:
     """As copy engines bring the blocks of other ranks."""
-    shared = SimpleNamespace(size=size, of_ranks={part: [rows.view(-1) for rows in of_ranks]})
+    shared = SimpleNamespace(size=size, stream=None, of_ranks={part: [rows.view(-1) for rows in of_ranks]})
     route = Symmetric(torch.zeros(1, SLOTS, device=DEVICE), shared, True)
     route._begin_copies(part, into)
     route.wait()
