@@ -6,6 +6,7 @@ import torch
 
 from swiglu_kernels.ops.experts import fp8_experts, parallel, portable_gemv
 from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
+from swiglu_kernels.ops.experts.exchange import RankSizes
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.choice import experts_pay, way_of_glu, where_it_pays
 from swiglu_kernels.ops.gate.formula import Formula, Limit, check_formula
@@ -156,7 +157,10 @@ def explain_experts(
         _, why = parallel.transport_for(x, ranks)
         exchange = f"by all-to-all, for whose counts the host waits ({why})"
         if why is None:
-            exchange = "through symmetric memory, written by one launch and read by another; nothing waits for the host"
+            size = RankSizes(ranks.size(), 0, len(w_down), *as_matrix(top_k_index).shape)
+            pays = precision == "bf16" and parallel.overlap_pays(size, x.shape[-1], w_down.shape[2], x.dtype)
+            by = "copy engines while products run" if pays else "another"
+            exchange = f"through symmetric memory, written by one launch and read by {by}; nothing waits for the host"
         every = [as_matrix(tensor) for tensor in (x, top_k_index, top_k_weights)]
         x, index, weights = (tensor.new_empty(ranks.size() * len(tensor), tensor.shape[1]) for tensor in every)
         own = explain_experts(

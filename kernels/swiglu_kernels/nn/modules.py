@@ -416,12 +416,20 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
         options = [f"{name}={value!r}" for name, value in self.options.items()]
         return ", ".join([f"gate_up_proj={list(self.gate_up_proj.shape)}", *options, f"backend={self.backend!r}"])
 
-    def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
+    def forward(
+        self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor,
+        shared: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included.
+
+        shared: a shared expert, whose result for x is added; on several ranks it runs while rows travel.
+        """
         split = self.expert_parallel
         parameters: Any = self.gate_up_proj, self.down_proj, self.gate_up_proj_bias, self.down_proj_bias
         w_gate_up, w_down, b_gate_up, b_down = parameters if split is None else map(split.own, parameters)
-        return (split or swiglu_experts)(
-            x, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up=b_gate_up, b_down=b_down, kept=self._codes,
-            **self.options,
-        )  # fmt: skip
+        options = {"b_gate_up": b_gate_up, "b_down": b_down, "kept": self._codes, **self.options}
+        operands = x, w_gate_up, w_down, top_k_index, top_k_weights
+        if split is not None:
+            return split(*operands, shared=shared, **options)
+        out = swiglu_experts(*operands, **options)
+        return out if shared is None else out + shared(x)

@@ -22,7 +22,7 @@ from swiglu_kernels.ops.experts import (
     portable_gemv,
     portable_pairs,
 )
-from swiglu_kernels.ops.experts.routing import combine_launch, gather_launch, new_routing, route_launch
+from swiglu_kernels.ops.experts.routing import combine_launch, gather_launch, new_routing, route_launch, split_launch
 from swiglu_kernels.ops.fp8 import hopper_fp8, portable_codes, portable_fp8, portable_gate
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row
@@ -231,11 +231,13 @@ def _exchange(x: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> di
     copies = {
         exchange.PUBLISH: (x, index, weights, x, ids, weights),
         exchange.FETCH: (table, table, table, came, ids, beside),
+        exchange.FETCH + exchange.OWN: (table, table, table, came, ids, beside),
         exchange.FETCH_AGAIN: (table, ids, None, came, None, None),
         exchange.RETURN: (came, ids, beside, came, None, beside),
     }  # fmt: skip
     found = {kind: exchange.copy_launch(kind, columns, *given, size) for kind, given in copies.items()}
     found["add"] = exchange.add_launch(came, table, index, beside, table, x, weights, size)
+    found["add, copied"] = exchange.add_launch(came, came, index, beside, table, x, weights, size)
     return {f"experts' exchange, {name}": launch for name, launch in found.items()}
 
 
@@ -264,10 +266,12 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
                 yield f"experts' {_ROUTED[kernel]}, added", added.launch(kernel)
         x, y, weights, b_down = operands.x, operands.y_made, operands.weights, operands.b_down
         if tile_rows == 16:
-            _, row, _, starts, counts, *_ = routing
+            pair, row, tile_expert, starts, counts, *_ = routing
+            parts = pair, starts, counts, (tile_expert, counts), (tile_expert, starts, counts)
             dots = operands.dots
             of_many = new_routing(many, count, tile_rows)
             for name, launch in {
+                "parts of a routing": split_launch(*parts, tokens, capability),
                 "routing in one launch": route_launch(index, *routing[:5], tile_rows, capability),
                 "routing": route_launch(many, *of_many[:5], tile_rows, capability),
                 "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows, capability),
@@ -360,7 +364,17 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
             down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
             given = x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
             yield f"{name}, backward", hopper_experts.gate_backward_launch(*given)
+        if slots:
+            routed = counts, counts, pair, slots
+            yield (
+                f"{name}, a part",
+                hopper_experts.gate_up_launch(x, weight, h, kept, routed, bias, formula, interleaved),
+            )
+            if kept is None:
+                given = x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
+                yield f"{name}, a part, backward", hopper_experts.gate_backward_launch(*given)
     yield "experts by hand, y", hopper_experts.rows_launch(h, w_down, x, starts, counts)
+    yield "experts by hand, y, a part", hopper_experts.rows_launch(h, w_down, x, counts, counts)
     yield "experts by hand, y, bias", hopper_experts.rows_launch(h, w_down, x, starts, counts, biases[1])
     yield "experts by hand, dx", hopper_experts.rows_launch(pre, w_gate_up.mT, x, starts, counts)
     tokens = tensor(rows // 8, hidden)

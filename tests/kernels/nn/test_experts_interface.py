@@ -159,4 +159,5 @@ def test_a_module_takes_the_parameters_of_a_model():
     x, index = torch.randn(3, 16).to(DEVICE), torch.tensor([[0, 1], [3, 2], [1, 1]], device=DEVICE)
     weights = torch.rand(3, 2).to(DEVICE)
     torch.testing.assert_close(ours(x, index, weights), theirs(x, index, weights))
+    assert torch.equal(ours(x, index, weights, shared=torch.neg), ours(x, index, weights) - x)
     assert ours.backend in repr(ours)

@@ -7,6 +7,7 @@ rank that has any of its experts:
            and values, k for each row, lie here or on each rank. Ids less `first` are written too, -1 for the others.
     add    out[token] = the sum over the ranks with any of the token's experts of their rows [this rank, token]
 
+Rows of all ranks lie in blocks of `most`, this rank's first, then those of the ranks after it (`RankSizes.block`).
 What is not wanted is neither read nor written. Sums are fp32 in the order of ranks: the bits are the same on every run.
 """
 
@@ -34,14 +35,17 @@ def _of_rank(table_ptr, rank, like_ptr):
 
 @triton.jit(do_not_specialize=OF_TOKENS)
 def _copy_kernel(
-    rows_ptr, index_ptr, values_ptr, out_ptr, kept_ptr, values_out_ptr, tokens, most, columns, first, count, skip,
-    RANKS: tl.constexpr, RANK: tl.constexpr, FAR: tl.constexpr, FAR_INDEX: tl.constexpr, SLOTS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    rows_ptr, index_ptr, values_ptr, out_ptr, kept_ptr, values_out_ptr, tokens, most, columns, first, count,
+    RANKS: tl.constexpr, RANK: tl.constexpr, FROM: tl.constexpr, OWN: tl.constexpr, FAR: tl.constexpr,
+    FAR_INDEX: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of a row. Ranks take turns, so that not all read from the same one."""
+    """BLOCK columns of a row, of blocks from FROM on; OWN: values of all, but rows of this rank's block alone.
+
+    Ranks take turns, so that not all read from the same one.
+    """
     wait_for_launch_ahead(EARLY)
-    rank, token = (tl.program_id(0) + RANK) % RANKS, tl.program_id(0) // RANKS
-    row = (rank * most + token).to(tl.int64)
+    block, token = tl.program_id(0) % RANKS, tl.program_id(0) // RANKS
+    rank, row = (block + RANK) % RANKS, (block * most + token).to(tl.int64)
     source = token.to(tl.int64) if FAR else row
     slot = tl.arange(0, WIDE)
     ids_ptr = _of_rank(index_ptr, rank, kept_ptr) if FAR_INDEX else index_ptr
@@ -53,11 +57,12 @@ def _copy_kernel(
     if kept_ptr is not None:
         kept = tl.where(wanted, index - first, -1).to(tl.int32)
         tl.store(kept_ptr + row * SLOTS + slot, kept, mask=(slot < SLOTS) & as_mask(begins))
-    if (tl.max(wanted.to(tl.int32), 0) > 0) & (rank != skip):
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        from_ptr = _of_rank(rows_ptr, rank, out_ptr) if FAR else rows_ptr
-        moved = tl.load(from_ptr + source * columns + column, mask=column < columns)
-        tl.store(out_ptr + row * columns + column, moved, mask=column < columns)
+    if (tl.max(wanted.to(tl.int32), 0) > 0) & (block >= FROM):
+        if block < (1 if OWN else RANKS):
+            column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+            from_ptr = _of_rank(rows_ptr, rank, out_ptr) if FAR else rows_ptr
+            moved = tl.load(from_ptr + source * columns + column, mask=column < columns)
+            tl.store(out_ptr + row * columns + column, moved, mask=column < columns)
         if values_ptr is not None:
             beside_ptr = _of_rank(values_ptr, rank, values_out_ptr) if FAR else values_ptr
             numbers = (slot < SLOTS) & as_mask(begins)
@@ -68,10 +73,13 @@ def _copy_kernel(
 @triton.jit(do_not_specialize=OF_TOKENS)
 def _add_kernel(
     own_ptr, table_ptr, index_ptr, own_values_ptr, values_table_ptr, out_ptr, values_out_ptr, most, columns, experts,
-    RANKS: tl.constexpr, RANK: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    RANKS: tl.constexpr, RANK: tl.constexpr, LANDED: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of a token; RANK's own rows are read where its product has written them."""
+    """BLOCK columns of a token; RANK's own rows are read where its product has written them.
+
+    LANDED: the other ranks' lie here, in the block of each, and not in this rank's block on each.
+    """
     wait_for_launch_ahead(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -79,15 +87,16 @@ def _add_kernel(
     index = tl.load(index_ptr + token * SLOTS + slot, mask=slot < SLOTS, other=-1)
     out = tl.zeros((BLOCK,), tl.float32)
     values = tl.zeros((WIDE,), tl.float32)
-    row = RANK * most + token
     for rank in tl.static_range(RANKS):
+        there = (RANK + RANKS - rank) % RANKS * most + token
+        row = (rank + RANKS - RANK) % RANKS * most + token if LANDED else there
         wanted = (index >= rank * experts) & (index < (rank + 1) * experts) & (slot < SLOTS)
         needed = as_mask(tl.max(wanted.to(tl.int32), 0) > 0)
-        from_ptr = own_ptr if rank == RANK else _of_rank(table_ptr, rank, out_ptr)
+        from_ptr = own_ptr if rank == RANK else table_ptr if LANDED else _of_rank(table_ptr, rank, out_ptr)
         out += tl.load(from_ptr + row * columns + column, mask=(column < columns) & needed, other=0.0).to(tl.float32)
         if values_out_ptr is not None:
             beside_ptr = own_values_ptr if rank == RANK else _of_rank(values_table_ptr, rank, values_out_ptr)
-            values += tl.load(beside_ptr + row * SLOTS + slot, mask=wanted, other=0.0).to(tl.float32)
+            values += tl.load(beside_ptr + there * SLOTS + slot, mask=wanted, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * columns + column, round_to(out, out_ptr.dtype.element_ty), mask=column < columns)
     if values_out_ptr is not None:
         mask = (slot < SLOTS) & as_mask(tl.program_id(1) == 0)
@@ -112,6 +121,10 @@ class RankSizes:
         """That may arrive: all tokens of all ranks."""
         return self.ranks * self.most
 
+    def block(self, rank: int, of: int | None = None) -> int:
+        """Return which block of rows on a rank, this one unless `of` names another, is that of a rank's tokens."""
+        return (rank - (self.rank if of is None else of)) % self.ranks
+
     def of_launch(self, columns: int, device: torch.device) -> dict[str, Any]:
         """Return what both kernels are given."""
         return {
@@ -124,6 +137,8 @@ class RankSizes:
 PUBLISH, RETURN, FETCH, FETCH_AGAIN = "publish", "return", "fetch", "fetch again"
 """This rank's tokens, and its results for the others, into memory that all read; tokens of all ranks, and rows of
 their gradients, for which the ids are here, from there."""
+OWN = ", own rows"
+"""Behind a kind: ids and values of all, but this rank's rows alone."""
 
 
 def copy_launch(
@@ -136,7 +151,7 @@ def copy_launch(
     as FETCH_AGAIN its rows and values. out, kept, values_out: what is written, contiguous; kept is for PUBLISH and
     FETCH, which write ids.
     """
-    given = size.of_launch(columns, out.device)
+    given, own, kind = size.of_launch(columns, out.device), kind.endswith(OWN), kind.removesuffix(OWN)
     far, publishes = kind in (FETCH, FETCH_AGAIN), kind == PUBLISH
     if publishes:  # the tokens are this rank's, which stand in for all ranks'
         given |= {"RANKS": 1, "RANK": 0}
@@ -148,7 +163,7 @@ def copy_launch(
     arguments: dict[str, Any] = given | {
         "rows_ptr": rows, "index_ptr": index, "values_ptr": values, "out_ptr": out, "kept_ptr": kept,
         "values_out_ptr": values_out, "tokens": index.shape[0] if publishes else size.most, "first": first,
-        "count": count, "skip": size.rank if kind == RETURN else -1, "FAR": far, "FAR_INDEX": kind == FETCH,
+        "count": count, "FROM": int(kind == RETURN), "OWN": own, "FAR": far, "FAR_INDEX": kind == FETCH,
     }  # fmt: skip
     grid = (size.most * given["RANKS"], triton.cdiv(columns, given["BLOCK"]))
     return Launch(_copy_kernel, grid, arguments, num_warps=4, num_stages=1)
@@ -161,11 +176,14 @@ def add_launch(
     """Describe the launch that adds up what the ranks have for this rank's tokens.
 
     own, own_values: [ranks * most, H] and [ranks * most, k], this rank's; table, values_table: addresses of the other
-    ranks', int64 [ranks]. index: [T, k], contiguous. out, values_out: [T, H] and [T, k], contiguous.
+    ranks', int64 [ranks], or as table their rows [ranks * most, H]. index: [T, k], contiguous. out, values_out: [T, H]
+    and [T, k], contiguous.
     """
-    arguments = size.of_launch(out.shape[1], out.device) | {
+    given, landed = size.of_launch(out.shape[1], out.device), table.dtype != torch.int64
+    arguments: dict[str, Any] = given | {
         "own_ptr": own, "table_ptr": table, "index_ptr": index, "own_values_ptr": own_values,
         "values_table_ptr": values_table, "out_ptr": out, "values_out_ptr": values_out, "experts": size.experts,
+        "LANDED": landed, "EARLY": given["EARLY"] and not landed,  # copies are no launch ahead
     }  # fmt: skip
     grid = (out.shape[0], triton.cdiv(out.shape[1], arguments["BLOCK"]))
     return Launch(_add_kernel, grid, arguments, num_warps=4, num_stages=1)

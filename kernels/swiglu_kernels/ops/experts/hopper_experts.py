@@ -30,7 +30,7 @@ from swiglu_kernels.hopper.copies import COPIERS, PIECE
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma
 from swiglu_kernels.ops.experts.hopper_epilogue import BLOCK, BLOCKS, BUFFERS, PART
 from swiglu_kernels.ops.experts.hopper_tiles import ROWS, TALL_COLUMNS, tall_columns
-from swiglu_kernels.ops.experts.routing import Routing
+from swiglu_kernels.ops.experts.routing import Routing, Store, stored
 from swiglu_kernels.ops.experts.routing import gather as sort
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import multiprocessors, triton
@@ -85,7 +85,7 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         (
             out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
-            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, numbers,
+            reads, h_buffers, loaded, counts, begins, units, experts, M, N, K, P, expert_rows, numbers,
         ) = given  # fmt: skip
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
@@ -96,7 +96,8 @@ if GLUON_MISSING is None:
         for number in range(ME, mine, 2):
             unit = gl.program_id(0) + number * programs
             count = rows_of(counts, experts, EXPERTS, 4)
-            row, first, expert, tall = find(unit, count, M, N, COLUMNS, TALL, FORM, GROUP, sums is not None)
+            begin = None if begins is None else rows_of(begins, experts, EXPERTS, 4)
+            row, first, expert, tall = find(unit, count, M, N, COLUMNS, TALL, FORM, GROUP, sums is not None, begin)
             steps = gl.cdiv(K, _BLOCK)
             others = steps  # of the next tile, which is the other consumer's
             if FORM == "weights":
@@ -151,7 +152,7 @@ if GLUON_MISSING is None:
     @gluon.jit(do_not_specialize=(*SIZES, "P", "token_pieces"))
     def _experts_kernel(
         a, tokens, b, b_rest, ones, out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots,
-        starts, counts, token_pieces, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+        starts, counts, begins, token_pieces, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         COLUMNS: gl.constexpr, TALL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
         SLOTS: gl.constexpr,
@@ -181,10 +182,10 @@ if GLUON_MISSING is None:
         synchronize()
         consumed = (
             out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
-            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, numbers,
+            reads, h_buffers, loaded, counts, begins, units, experts, M, N, K, P, expert_rows, numbers,
         )  # fmt: skip
         produced = (
-            a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
+            a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, begins, units, experts, M, N, K, P,
             expert_rows, tokens, token_pieces, pair, a_at, b_at, barriers_at,
         )  # fmt: skip
         gl.warp_specialize(
@@ -311,7 +312,7 @@ def _launch(
         | {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
         | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
-        | {"starts": starts, "counts": counts}
+        | {"starts": starts, "counts": counts, "begins": None if len(starts) > experts else starts}
         | {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each}
         | {"token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE}
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
@@ -409,37 +410,41 @@ def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, Routed]:
 
 def gate_up(
     x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
-    interleaved: bool, store_h: bool = True, store_pre: bool = False,
+    interleaved: bool, stores: tuple[Store, Store] = (True, False),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None."""
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
-    h = x.new_empty((rows, both // 2))
-    pre = x.new_empty((rows, both)) if store_pre else None
+    h, pre = stored(stores[0], x, (rows, both // 2)), stored(stores[1], x, (rows, both))
+    written = x.new_empty((rows, both // 2)) if h is None else h
     x, routed = _rows_of(x, routing)
-    run(gate_up_launch, x, aligned(w_gate_up), h, pre, routed, dense(bias), formula, interleaved)
-    return h if store_h else None, pre
+    run(gate_up_launch, x, aligned(w_gate_up), written, pre, routed, dense(bias), formula, interleaved)
+    return h, pre
 
 
-def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+def down(
+    h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
-    y = h.new_empty((h.shape[0], w_down.shape[1]))
+    y = h.new_empty((h.shape[0], w_down.shape[1])) if out is None else out
     run(rows_launch, h, aligned(w_down), y, routing.starts, routing.counts, dense(bias))
     return y
 
 
 def down_backward(
     dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
-    formula: Formula, interleaved: bool, wants_wh: bool = True, in_place: bool = False,
+    formula: Formula, interleaved: bool, stores: tuple[Store, Store, Store] = (True, True, True),
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
-    """Return d_pre [P, 2 I], over pre where it may be, weight * h [P, I] or None, and the dots."""
-    columns = w_down.shape[2]
-    d_pre = pre if in_place else torch.empty_like(pre)
-    wh = pre.new_empty((pre.shape[0], columns))
-    dots = pre.new_empty((-(-columns // WIDE), pre.shape[0]), dtype=torch.float32)
+    """Return d_pre [P, 2 I], weight * h [P, I] or None, and the dots."""
+    rows, columns = pre.shape[0], w_down.shape[2]
+    d_pre, wh = stored(stores[0], pre, pre.shape), stored(stores[1], pre, (rows, columns))
+    written = pre.new_empty((rows, columns)) if wh is None else wh
+    dots = stored(stores[2], pre, (-(-columns // WIDE), rows), torch.float32)
+    assert isinstance(d_pre, torch.Tensor)
+    assert isinstance(dots, torch.Tensor)
     dy, routed = _rows_of(dy, routing)
-    given = dy, aligned(w_down).mT, pre, weights.contiguous(), (d_pre, wh, dots), routed
+    given = dy, aligned(w_down).mT, pre, weights.contiguous(), (d_pre, written, dots), routed
     run(gate_backward_launch, *given, formula, interleaved)
-    return d_pre, wh if wants_wh else None, dots
+    return d_pre, wh, dots
 
 
 def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -129,8 +129,8 @@ if GLUON_MISSING is None:
                     (
                         0,
                         (
-                            a, b, b_rest, None, a_ring, b_ring, barriers, starts, counts, units, experts, 0, N, K, P,
-                            expert_rows, None, None, None, None, None, None,
+                            a, b, b_rest, None, a_ring, b_ring, barriers, starts, counts, None, units, experts, 0, N, K,
+                            P, expert_rows, None, None, None, None, None, None,
                         ),
                         _WIDE, None, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, 0,
                     ),

@@ -121,7 +121,7 @@ if GLUON_MISSING is None:
         WARP: the first of four loads by TMA. SLOTS: 0 for sorted rows; else all four copy rows of tokens, a being None.
         """
         (
-            a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
+            a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, begins, units, experts, M, N, K, P,
             expert_rows, tokens, token_pieces, pair, a_at, b_at, barriers_at,
         ) = given  # fmt: skip
         OTHERS: gl.constexpr = SLOTS > 0 and FORM == "weights"  # rows in each stage
@@ -136,10 +136,10 @@ if GLUON_MISSING is None:
             per_expert = tiles_of_gradient(M, N, COLUMNS)
             later, asked, left = _ask_ahead(slots_at, pair, starts, counts, units, per_expert, WARP)
             pairs = answer(slots_at, WARP)
-        count = rows_of(counts, experts, EXPERTS, 1)  # here: a load in the loop would wait for all copies before it
-        step = 0
+        step, count = 0, rows_of(counts, experts, EXPERTS, 1)  # here: in the loop it would wait for all copies before
+        begin_of = None if begins is None else rows_of(begins, experts, EXPERTS, 1)
         for unit in range(gl.program_id(0), units if SLOTS > 0 or WARP == 0 else 0, gl.num_programs(0)):
-            row, first, expert, tall = find(unit, count, M, N, COLUMNS, TALL, FORM, GROUP, ones is not None)
+            row, first, expert, tall = find(unit, count, M, N, COLUMNS, TALL, FORM, GROUP, ones is not None, begin_of)
             if SLOTS > 0 and not OTHERS:
                 before = places(pairs_of(pair + row, COPIED_ROWS, WARP), token_pieces, SLOTS)
                 if TALL is not None:

@@ -146,11 +146,12 @@ if GLUON_MISSING is None:
     def find(
         unit, count, M, N,
         COLUMNS: gl.constexpr, TALL: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
-        SUMS: gl.constexpr = False,
+        SUMS: gl.constexpr = False, begin=None,
     ):  # fmt: skip
         """Return a tile's first row, its first column of output, its expert, and whether it is tall.
 
-        count: rows of every expert. Where gradients of weights are wanted, a row is one of the M of an expert's.
+        count: rows of every expert. begin: the first of them, in a part of a routing (`routing.split`); None where they
+        follow from count. Where gradients of weights are wanted, a row is one of the M of an expert's.
         TALL: columns of tall tiles behind the whole ones, see `tall_columns`; None if no tile is tall.
         SUMS: behind the last of the M rows are the sums of the other operand.
         """
@@ -179,4 +180,7 @@ if GLUON_MISSING is None:
             numbers = gl.arange(0, count.shape[0], count.type.layout)
             whole, some = tiles_of(gl.sum(gl.where(numbers == expert, count, 0), 0), _TALL_BLOCKS)
             row, column, tall = place(unit, whole, some, N, WIDTH, columns_of_output(_TALL_COLUMNS, FORM), TALL, GROUP)
-        return first * _ROWS + row, column, expert, tall
+        begins = first * _ROWS
+        if begin is not None:
+            begins = gl.sum(gl.where(gl.arange(0, begin.shape[0], begin.type.layout) == expert, begin, 0), 0)
+        return begins + row, column, expert, tall

@@ -17,18 +17,23 @@ gradients of the routing weights.
 Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved
 ones where nobody else wants them), the weighted h and the routing weights' gradients; then d_x as a grouped product and
 a sum over each token's rows, and the gradients of both weights. All sums are fp32 in a fixed order.
+
+Where an `Exchange` is under way with other ranks (`parallel.py`), products with rows of tokens begin with the tiles
+whose rows are here, the others' results are made before the own ones, and their dX before the weights' gradients.
 """
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from swiglu_kernels.ops.experts import choice, definition, fp8_experts, hopper_experts, portable_experts, portable_pairs
 from swiglu_kernels.ops.experts.choice import PAIRS
 from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot_grads
-from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
+from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route, split
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes
 from swiglu_kernels.ops.gate.formula import Limit, check_formula, formula_of
@@ -50,6 +55,45 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.
 Tensor = torch.Tensor
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """out, pre, y and five tensors of the routing."""
+
+
+class Exchange(Protocol):
+    """Brings other ranks' rows of x, or of d_out, and takes the results for them, while products run."""
+
+    first: int
+    """Tokens that are here from the beginning, the first ones."""
+
+    def wait(self) -> None:
+        """Let what is launched from now on wait for what is under way."""
+
+    def results(self, columns: int) -> Tensor:
+        """Return where all tokens' results are to be written, [tokens, columns]."""
+
+    def send(self, results: Tensor, values: Tensor | None = None) -> None:
+        """Let results of all tokens but the first travel, and values beside them, [tokens, k]."""
+
+
+class _UnderWay(threading.local):
+    exchange: Exchange | None = None
+
+
+_under_way = _UnderWay()
+"""What the call of this thread may use, which the operators' schemas have no place for."""
+
+
+@contextlib.contextmanager
+def under_way(exchange: Exchange | None) -> Iterator[None]:
+    """Let the one call of `swiglu_experts` meanwhile, and its backward, use an exchange; None: there is none."""
+    before, _under_way.exchange = _under_way.exchange, exchange
+    try:
+        yield
+    except BaseException:
+        if exchange is not None:  # before memory is freed that it writes
+            exchange.wait()
+        raise
+    finally:
+        _under_way.exchange = before
+
 
 # Positions in a list of needs or gradients.
 X, W_GATE_UP, W_DOWN, WEIGHTS, B_GATE_UP, B_DOWN = range(6)
@@ -81,25 +125,36 @@ def _experts(
     if index.numel() == 0 or w_gate_up.shape[0] == 0:
         out, *others = _outputs(x, w_gate_up, w_down, index, tile_rows, keep, keep_y)
         return out.zero_(), *others  # type: ignore[return-value]
-    formula = formula_of(gate_numbers)
+    formula, exchange = formula_of(gate_numbers), _under_way.exchange
     if backend == PAIRS:
+        if exchange is not None:
+            exchange.wait()
         operands = x, w_gate_up, w_down, weights, b_gate_up, b_down, index
         out = portable_pairs.forward(operands, formula, interleaved)
         return out, *_outputs(x[:0], w_gate_up, w_down, index, tile_rows, keep, keep_y)[1:]
-    routing = route(index, w_gate_up.shape[0], tile_rows)
+    routing, made, tokens = route(index, w_gate_up.shape[0], tile_rows), None, None
     if "fp8" in precision:
         of_weights = fp8_experts.weights_of((w_gate_up, w_down), (s_gate_up, s_down), precision.endswith(SUFFIX))
         y, pre = fp8_experts.products(
             x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, keep, backend
         )  # fmt: skip
     else:
-        kernels = KERNELS[backend]
-        rows = kernels.gather(x, routing)
-        h, pre = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, True, keep)
-        del rows
-        y = kernels.down(h, w_down, routing, b_down)
+        kernels, stores = KERNELS[backend], (True, keep)
+        rows, early, late = kernels.gather(x, routing), routing, routing
+        if exchange is not None:
+            early, late = split(routing, exchange.first)
+            stores = kernels.gate_up(rows, w_gate_up, early, b_gate_up, formula, interleaved, stores)
+            exchange.wait()
+        h, pre = kernels.gate_up(rows, w_gate_up, late, b_gate_up, formula, interleaved, stores)
+        del rows, stores
+        y = kernels.down(h, w_down, late, b_down)
+        if exchange is not None:
+            made = combine(y, weights, routing, exchange.results(y.shape[1]), slice(exchange.first, None))
+            exchange.send(made)
+            kernels.down(h, w_down, early, b_down, y)
+            tokens = slice(exchange.first)
         del h
-    out = combine(y, weights, routing)
+    out = combine(y, weights, routing, made, tokens)
     return out, new(x, 0, 0) if pre is None else pre, y if keep_y else new(x, 0, 0), *routing[:5]
 
 
@@ -150,7 +205,7 @@ def _experts_backward(
             )  # fmt: skip
         else:
             rows = kernels.gather(x, routing)
-            _, made = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, False, True)
+            _, made = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, (False, True))
             del rows
         assert made is not None, "it is asked for"
         pre = made
@@ -161,9 +216,14 @@ def _experts_backward(
         if free:
             plan.apply(_let_go, y)
     del y
-    d_pre, wh, dots = kernels.down_backward(
-        kernels.gather(d_out, routing), w_down, pre, weights, routing, formula, interleaved, needs[W_DOWN], free
-    )
+    exchange, late, stores = _under_way.exchange, routing, (pre if free else True, needs[W_DOWN], True)
+    read = kernels.gather(d_out, routing), w_down, pre, weights
+    if exchange is not None:
+        early, late = split(routing, exchange.first)
+        stores = kernels.down_backward(*read, early, formula, interleaved, stores)
+        exchange.wait()
+    d_pre, wh, dots = kernels.down_backward(*read, late, formula, interleaved, stores)
+    del read, stores
     if free and d_pre is not pre:
         plan.apply(_let_go, pre)
     del pre
@@ -175,7 +235,12 @@ def _experts_backward(
     sums = None
     # The gradients of the weights are larger than anything else here: the last to be made has the least beside it.
     if needs[X]:
-        results[X] = combine(kernels.rows_times(d_pre, w_gate_up, routing), None, routing)
+        d_rows = kernels.rows_times(d_pre, w_gate_up, routing)
+        into = None if exchange is None else exchange.results(d_rows.shape[1])
+        results[X] = combine(d_rows, None, routing, into)
+        del d_rows
+        if exchange is not None:
+            exchange.send(results[X], results[WEIGHTS] if needs[WEIGHTS] else None)
     if needs[W_GATE_UP]:
         assert x is not None, "the weight gradient is a product with x"
         given = d_pre, x, routing, w_gate_up, needs[B_GATE_UP]
@@ -220,13 +285,15 @@ def _keep(ctx, tensors, options, output) -> None:
     _, pre, y, *routing = output
     saved_x = None if keep and not ctx.needs_input_grad[W_GATE_UP] else x
     parameters = w_gate_up, w_down, weights, None if keep else b_gate_up, b_down
+    options = *options, _under_way.exchange
     save(ctx, saved_x, (*parameters, *routing), (pre, y), options, precision.startswith(MARK))
 
 
 def _gradients_or_none(backward, d_out, saved, needs, options):
     x, w_gate_up, w_down, weights, *others, pre, y = saved
-    needs = needs[:6]
-    gradients = backward(d_out, x, w_gate_up, w_down, weights, pre, y, *others, needs, *options)
+    needs, (*options, exchange) = needs[:6], options
+    with under_way(exchange):
+        gradients = backward(d_out, x, w_gate_up, w_down, weights, pre, y, *others, needs, *options)
     return [*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), None, None, None]
 
 
@@ -286,8 +353,8 @@ def swiglu_experts(
     """
     tensors, biases = (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down)
     gate, options = (activation, 1.0, alpha, limit, up_offset), (interleaved, recompute, backend, precision)
-    if accumulate_into_main_grad:
-        return _first_call(None, tensors, biases, gate, options, kept, True)
+    if accumulate_into_main_grad or _under_way.exchange is not None:
+        return _first_call(None, tensors, biases, gate, options, kept, accumulate_into_main_grad)
     kind, again = door.find("experts", tensors, biases, (*gate, *options))
     if again is not None:
         return again(*tensors[:4], *biases, top_k_index)

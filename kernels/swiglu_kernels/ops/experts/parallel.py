@@ -5,13 +5,22 @@ There `swiglu_experts` skips the ids of other ranks and adds up its own experts'
 (token, rank) comes back (`gather`). The gradient of either is the other.
 
 With symmetric memory, each rank copies what the others may want into memory that all can read (`exchange.py`), they
-wait for each other on the GPU, and read. A token's row lies at rank * most + token wherever it is routed: nothing is
-counted, nothing waits for the host, and buffers have rows for all ranks' tokens. With all-to-all, the host waits once
-for the counts, and buffers have the rows that came.
+wait for each other on the GPU, and read. A token's row lies at token in its rank's block wherever it is routed: nothing
+is counted, nothing waits for the host, and buffers have rows for all ranks' tokens. With all-to-all, the host waits
+once for the counts, and buffers have the rows that came.
+
+Where `overlap_pays`, copy engines read: no kernel can run beside products that fill every multiprocessor.
+
+    forward     products of gate and up with this rank's tokens while the others' come; then all that the others'
+                tokens need; and the down product of this rank's tokens while results travel
+    backward    the product with d_out of this rank's tokens while the others' come; both weights' gradients while dX
+                and the gradients of the routing weights travel
 """
 
+import contextlib
 import functools
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from swiglu_kernels.ops.experts import exchange
 from swiglu_kernels.ops.experts.exchange import RankSizes
-from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.experts.operation import swiglu_experts, under_way
 from swiglu_kernels.ops.fp8.operation import Operand
 from swiglu_kernels.runtime import autocast, internals
 from swiglu_kernels.runtime.backend import backend_for
@@ -38,6 +47,10 @@ Tensor = torch.Tensor
 SYMMETRIC, ALL_TO_ALL = "symmetric", "all-to-all"
 ALIGN = 256
 """Bytes: where each part of the memory that all ranks read begins."""
+LEAST_BYTES = 32 << 20
+"""Of other ranks' rows, from which on products and exchanges overlap; to be measured."""
+BALANCE = 1000
+"""Operations of a GPU in the time of half a byte that arrives: 600 TFLOP/s and 300 GB/s, of an H200 with NVLink."""
 Dtypes = tuple[torch.dtype, torch.dtype]
 """Of x and of the routing weights."""
 
@@ -74,15 +87,19 @@ class Shared:
         offsets = [0]
         for dtype, height, width in parts.values():
             offsets.append(offsets[-1] + -(-height * width * dtype.itemsize // ALIGN) * ALIGN)
-        memory, addresses, self.wait = internals.symmetric_memory(group, device, offsets[-1])
+        memories, self.wait = internals.symmetric_memory(group, device, offsets[-1])
         self.size = size
+        self.of_ranks: dict[str, list[Tensor]] = {}
         self.own: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
-        """By part: where this rank writes, and its address on each rank, int64 [ranks]."""
+        """By part: it on each rank, where this rank writes, and its address on each, int64 [ranks]."""
         for (name, (dtype, height, width)), offset in zip(parts.items(), offsets, strict=False):
-            self.own[name] = memory[offset:][: height * width * dtype.itemsize].view(dtype)
-            self.tables[name] = torch.tensor([address + offset for address in addresses], device=device)
+            here = slice(offset, offset + height * width * dtype.itemsize)
+            self.of_ranks[name] = found = [memory[here].view(dtype) for memory in memories]
+            self.own[name] = found[size.rank]
+            self.tables[name] = torch.tensor([part.data_ptr() for part in found], device=device)
         self._side, self.recorded = "", False
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self, side: str) -> None:
         """Wait until no rank reads what is to be written, "tokens" or "results".
@@ -97,14 +114,22 @@ class Shared:
 
 
 class Symmetric:
-    """Lets the rows of one call travel through memory that all ranks read."""
+    """Lets the rows of one call travel through memory that all ranks read.
 
-    def __init__(self, index: Tensor, shared: Shared) -> None:
-        self._index, self._shared = index, shared
-        self.ids = index.new_empty(0, dtype=torch.int32)
+    Where it overlaps with products it is an `Exchange`, and copies whole blocks of rows, wanted or not.
+    """
+
+    def __init__(self, index: Tensor, shared: Shared, overlaps: bool) -> None:
+        self._index, self._shared, self.overlaps = index, shared, overlaps
+        self.ids, self.first = index.new_empty(0, dtype=torch.int32), shared.size.most
+        self._copying = False
+        self._landed: Tensor | None = None
 
     def scatter(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return all ranks' rows and values, at rank * most + token, but of rows that no expert here has, anything."""
+        """Return all ranks' rows and values by blocks of ranks, but of rows that no expert here has, anything.
+
+        Where it overlaps, rows of other ranks are there after `wait`.
+        """
         shared, size, own = self._shared, self._shared.size, self._shared.own
         came, beside = (None if of is None else of.new_empty(size.rows, of.shape[1]) for of in (rows, values))
         into, of_values = (None if values is None else part["values"] for part in (own, shared.tables))
@@ -112,26 +137,76 @@ class Symmetric:
         published = rows, self._index, values, own["tokens"], own["ids"], into
         run(exchange.copy_launch, exchange.PUBLISH, rows.shape[1], *published, size)
         shared.wait()
+        if self.overlaps and came is not None:
+            self._begin_copies("tokens", came)
         kind, ids, kept = exchange.FETCH_AGAIN, self.ids, None
         if not len(ids):
             self.ids = kept = ids.new_empty(size.rows, size.slots)
             kind, ids = exchange.FETCH, shared.tables["ids"]
+        kind += exchange.OWN if self.overlaps else ""
         fetched = shared.tables["tokens"], ids, of_values, came, kept, beside
         run(exchange.copy_launch, kind, rows.shape[1], *fetched, size)
         return came, beside  # type: ignore[return-value]
+
+    def _begin_copies(self, part: str, into: Tensor) -> None:
+        """Let copy engines fill all blocks of a tensor but this rank's with rows for it that the other ranks have."""
+        size, stream, block = self._shared.size, self._shared.stream, self._shared.size.most * into.shape[1]
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(into.device))
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            for number in range(1, size.ranks):
+                rank = (size.rank + number) % size.ranks
+                theirs = self._shared.of_ranks[part][rank]
+                begin = 0 if part == "tokens" else size.block(size.rank, rank) * block
+                into.view(-1)[number * block :][:block].copy_(theirs[begin:][:block], non_blocking=True)
+        self._copying = True
+
+    def wait(self) -> None:
+        """Let what is launched from now on wait for copies."""
+        if self._copying and self._shared.stream is not None:
+            torch.cuda.current_stream(self.ids.device).wait_stream(self._shared.stream)
+        self._copying = False
+
+    def results(self, columns: int) -> Tensor:
+        """Return where results are written that others read, once they have read those of before."""
+        self._shared.begin("results")
+        return self._shared.own["results"][: self._shared.size.rows * columns].view(-1, columns)
+
+    def send(self, results: Tensor, values: Tensor | None = None) -> None:
+        """Let results travel, which lie where `results` said, and values."""
+        if values is not None:
+            self._shared.own["results' values"].copy_(values.view(-1))
+        self._shared.wait()
+        landed = self._landed = torch.empty_like(results)
+        self._begin_copies("results", landed)
 
     def gather(self, rows: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return for each token of this rank the sum of what the ranks have for it."""
         shared, own = self._shared, self._shared.own
         out, beside = (None if of is None else of.new_empty(len(self._index), of.shape[1]) for of in (rows, values))
         into, of_values = (None if values is None else part["results' values"] for part in (own, shared.tables))
-        shared.begin("results")
-        returned = rows, self.ids, values, own["results"], None, into
-        run(exchange.copy_launch, exchange.RETURN, rows.shape[1], *returned, shared.size)
-        shared.wait()
-        came = rows, shared.tables["results"], self._index, values, of_values
-        run(exchange.add_launch, *came, out, beside, shared.size)
+        self.wait()
+        table, self._landed = self._landed, None
+        if table is None:
+            table = shared.tables["results"]
+            shared.begin("results")
+            returned = rows, self.ids, values, own["results"], None, into
+            run(exchange.copy_launch, exchange.RETURN, rows.shape[1], *returned, shared.size)
+            shared.wait()
+        run(exchange.add_launch, rows, table, self._index, values, of_values, out, beside, shared.size)
         return out, beside  # type: ignore[return-value]
+
+
+def overlap_pays(size: RankSizes, hidden: int, intermediate: int, dtype: torch.dtype) -> bool:
+    """Tell whether products are to run while rows travel.
+
+    Copy engines move whole blocks, of which 1 - (1 - 1 / ranks)^k is wanted with even routing: what they move for
+    nothing must take less time than the products of gate and up with a rank's own tokens, which hide it.
+    """
+    others = size.ranks - 1
+    unwanted = others * (others / size.ranks) ** size.slots
+    arriving = others * size.most * hidden * dtype.itemsize
+    return arriving >= LEAST_BYTES and unwanted * size.ranks * BALANCE <= size.slots * intermediate
 
 
 _shared: dict[tuple[Any, ...], Shared] = {}
@@ -249,7 +324,7 @@ def transport_for(x: Tensor, group: Group, transport: str | None = None) -> tupl
 def swiglu_experts_parallel(
     x: Tensor, w_gate_up: Operand, w_down: Operand, top_k_index: Tensor, top_k_weights: Tensor,
     group: Group | DeviceMesh | None = None, *, tokens_per_rank: int | None = None, transport: str | None = None,
-    **options: Any,
+    shared: Callable[[Tensor], Tensor] | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """Return `swiglu_experts` of this rank's tokens where each of n ranks holds its part of the experts.
 
@@ -268,6 +343,8 @@ def swiglu_experts_parallel(
             record it after a first call of the same sizes, and buffers are those of n * tokens_per_rank tokens; or
             "all-to-all", by the group's own (NCCL, gloo), which waits once for the counts, and has the rows that came.
             None takes the first where it can be had, on GPUs of one host; `explain_experts` says which and why.
+        shared: a shared expert, or whatever else tokens pass beside the experts: called once with x, while rows are
+            under way, and what it returns, [..., hidden_out], is added to the result.
         options: of `swiglu_experts`; biases are this rank's experts'.
 
     Returns:
@@ -287,9 +364,10 @@ def swiglu_experts_parallel(
         _, gate_up, down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, *biases)
         check_experts(x, gate_up, down, top_k_index, top_k_weights, b_gate_up, b_down)
     if ranks == 1:
-        return swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, **options)
+        out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, **options)
+        return out if shared is None else out + shared(x)
     codes: Any = getattr(w_down, "codes", w_down)
-    experts, hidden_out, _ = codes.shape
+    experts, hidden_out, intermediate = codes.shape
     rows, index, weights = (as_matrix(tensor).contiguous() for tensor in (x, top_k_index, top_k_weights))
     tokens, slots = index.shape
     step = 1 << max(tokens.bit_length() - 4, 0)  # few sizes of memory, up to an eighth too large
@@ -299,9 +377,15 @@ def swiglu_experts_parallel(
     route: Symmetric | AllToAll
     if transport_for(x, group, transport)[0] == SYMMETRIC and most and slots:
         size, columns = RankSizes(ranks, group.rank(), experts, most, slots), max(rows.shape[1], hidden_out)
-        route = Symmetric(index, _shared_for(group, x.device, size, columns, (rows.dtype, weights.dtype)))
+        plain = options.get("precision", "bf16") == "bf16"
+        overlaps = plain and overlap_pays(size, rows.shape[1], intermediate, rows.dtype)
+        route = Symmetric(index, _shared_for(group, x.device, size, columns, (rows.dtype, weights.dtype)), overlaps)
     else:
         route = AllToAll(index, group, experts)
     came, beside = _Travel.apply(route, "scatter", rows, weights)
-    results = swiglu_experts(came, w_gate_up, w_down, route.ids, beside, **options)
-    return like_leading(_Travel.apply(route, "gather", results, None)[0], x)
+    with under_way(route if isinstance(route, Symmetric) and route.overlaps else None):
+        with under_way(None):  # which may call experts as well
+            added = None if shared is None else shared(x)
+        results = swiglu_experts(came, w_gate_up, w_down, route.ids, beside, **options)
+    out = like_leading(_Travel.apply(route, "gather", results, None)[0], x)
+    return out if added is None else out + added

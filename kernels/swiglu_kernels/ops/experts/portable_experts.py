@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.ops.experts import choice
-from swiglu_kernels.ops.experts.routing import Routing, as_mask
+from swiglu_kernels.ops.experts.routing import Routing, Store, as_mask, stored
 from swiglu_kernels.ops.fp8.portable_codes import Quantised
 from swiglu_kernels.ops.gate.arithmetic import (
     dot,
@@ -624,13 +624,13 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 def gate_up(
     x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
-    interleaved: bool, store_h: bool = True, store_pre: bool = False,
+    interleaved: bool, stores: tuple[Store, Store] = (True, False),
     codes: tuple[Scales, torch.dtype | None] = (NO_SCALES, None),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I] and pre [P, 2I], each None unless wanted; of codes, with their scales and the results' dtype."""
     (rows, both), (scales, dtype) = (routing.pair.shape[0], w_gate_up.shape[1]), codes
-    h = x.new_empty((rows, both // 2), dtype=dtype) if store_h else None
-    pre = x.new_empty((rows, both), dtype=dtype) if store_pre else None
+    h = stored(stores[0], x, (rows, both // 2), dtype)
+    pre = stored(stores[1], x, (rows, both), dtype)
     run(gate_up_launch, x, w_gate_up, (h, pre), routing, bias, formula, interleaved, None, scales)
     return h, pre
 
@@ -641,7 +641,7 @@ def gate_up_of_codes(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """`gate_up` of operands in fp8: x of tokens [T, H]; h and pre are in `dtype`."""
     codes = (x.scales, w_gate_up.scales), dtype
-    return gate_up(x.codes, w_gate_up.codes, routing, bias, formula, interleaved, True, store_pre, codes)
+    return gate_up(x.codes, w_gate_up.codes, routing, bias, formula, interleaved, (True, store_pre), codes)
 
 
 def down_of_codes(
@@ -660,16 +660,19 @@ def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tenso
 
 def _rows_times(
     a: torch.Tensor, w: torch.Tensor, routing: Routing, bias: torch.Tensor | None, kernel: str,
-    scales: Scales = NO_SCALES, dtype: torch.dtype | None = None,
+    scales: Scales = NO_SCALES, dtype: torch.dtype | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    out = a.new_empty((a.shape[0], w.shape[1]), dtype=dtype)
+    if out is None:
+        out = a.new_empty((a.shape[0], w.shape[1]), dtype=dtype)
     run(rows_launch, a, w, out, routing.pair, routing.tile_expert, bias, None, kernel, scales)
     return out
 
 
-def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+def down(
+    h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
-    return _rows_times(h, w_down, routing, bias, "experts-down")
+    return _rows_times(h, w_down, routing, bias, "experts-down", out=out)
 
 
 def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -679,13 +682,14 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 
 def down_backward(
     dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
-    formula: Formula, interleaved: bool, wants_wh: bool = True, in_place: bool = False,
+    formula: Formula, interleaved: bool, stores: tuple[Store, Store, Store] = (True, True, True),
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Return d_pre [P, 2I], wh [P, I] or None, and dots [parts, P]."""
     w = w_down.mT
-    d_pre = pre if in_place else torch.empty_like(pre)
-    wh = pre.new_empty((pre.shape[0], w.shape[1])) if wants_wh else None
-    dots = pre.new_empty((dots_parts(dy, w, routing), pre.shape[0]), dtype=torch.float32)
+    d_pre, wh = stored(stores[0], pre, pre.shape), stored(stores[1], pre, (pre.shape[0], w.shape[1]))
+    dots = stored(stores[2], pre, (dots_parts(dy, w, routing), pre.shape[0]), torch.float32)
+    assert isinstance(d_pre, torch.Tensor)
+    assert isinstance(dots, torch.Tensor)
     run(down_backward_launch, dy, w, pre, weights, (d_pre, wh, dots), routing, formula, interleaved)
     return d_pre, wh, dots
 

@@ -11,10 +11,10 @@ The matrix products on these rows, `portable_experts.py` and any other set of ke
                                                                 or a sorted copy of it; padding is zero as far as a
                                                                 multiple of ZEROS
     gate_up(x, w_gate_up, routing, bias, formula, interleaved,  -> h [P, I] and pre [P, 2I], None unless wanted
-            store_h, store_pre)
-    down(h, w_down, routing, bias)                              -> y [P, H]
+            stores)
+    down(h, w_down, routing, bias, out)                         -> y [P, H]
     down_backward(dy, w_down, pre, weights, routing, formula,   -> d_pre [P, 2I], wh [P, I] = weight * h or None, and
-                  interleaved, wants_wh, in_place)              dots [parts, P] fp32: the sum over the parts is the
+                  interleaved, stores)                          dots [parts, P] fp32: the sum over the parts is the
                                                                 product h (dy w_down) of a row
     rows_times(d_pre, w_gate_up, routing)                       -> dx in sorted rows [P, H]
     weight_grad(a, b, routing, like, with_sums)                 -> a^T b over each expert's rows, [E, M, N], strides of
@@ -27,9 +27,11 @@ x and dy of the others are what `gather` of that module returned. weights are [T
 [E, H, I], their biases are [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved
 or in halves: the products with it need not know. Rows of padding hold anything finite in h and y and zeros in d_pre and
 wh as far as a multiple of ZEROS; beyond that they hold anything, NaN as well, and only their like is made of them. Rows
-behind the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
+behind the last tile in use are neither written nor read. `stores` says of each output whether it is wanted, or is
+where it is written: d_pre may be pre. A product of a part of the rows (`split`) writes that part of its outputs.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -69,7 +71,7 @@ class Routing(NamedTuple):
     tile_expert: torch.Tensor
     """[P / tile_rows] the expert of each tile, -1 behind the last."""
     starts: torch.Tensor
-    """[E + 1] the first row of each expert; the last is the number of rows in use."""
+    """[E + 1] the first row of each expert; the last is the number of rows in use. Of a part, which has none, [E]."""
     counts: torch.Tensor
     """[E] rows of each expert, padding not counted."""
     slots: int
@@ -80,6 +82,18 @@ class Routing(NamedTuple):
     def tokens(self) -> int:
         """T."""
         return self.row.shape[0] // self.slots
+
+
+Store = torch.Tensor | bool | None
+"""Where an output is written, or whether it is made; None is as False."""
+
+
+def stored(
+    store: Store, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None
+) -> torch.Tensor | None:
+    """Return where an output is written, which is allocated if need be, or None where it is not wanted."""
+    made = like.new_empty(shape, dtype=dtype) if store is True else store
+    return made if isinstance(made, torch.Tensor) else None
 
 
 def capacity(pairs: int, experts: int, tile_rows: int) -> int:
@@ -257,6 +271,64 @@ def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
     return routing
 
 
+@triton.jit(do_not_specialize=("first", "tiles"))
+def _split_kernel(
+    pair_ptr, starts_ptr, counts_ptr, early_ptr, late_ptr, late_starts_ptr, early_counts_ptr, late_counts_ptr,
+    first, tiles, TILE_ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The tiles of one expert; the last program's are those that none has."""
+    wait_for_launch_ahead(EARLY)
+    expert, known = tl.program_id(0), tl.program_id(0) < tl.num_programs(0) - 1
+    start = tl.load(starts_ptr + expert)
+    count = tl.load(counts_ptr + expert, mask=as_mask(known), other=0)
+    of_tile = tl.where(known, expert, -1)
+    begin = start // TILE_ROWS
+    end = tl.where(known, begin + tl.cdiv(count, TILE_ROWS), tiles)
+    rows = tl.full([], 0, tl.int32)
+    for at in range(begin, end, BLOCK):
+        tile = at + tl.arange(0, BLOCK)
+        last = tl.load(pair_ptr + (tile + 1).to(tl.int64) * TILE_ROWS - 1, mask=tile < end, other=-1)
+        early = (last >= 0) & (last < first)  # pairs are sorted: so are all before
+        tl.store(early_ptr + tile, tl.where(early, of_tile, -1), mask=tile < end)
+        tl.store(late_ptr + tile, tl.where(early, -1, of_tile), mask=tile < end)
+        rows += tl.sum(early.to(tl.int32), 0) * TILE_ROWS
+    if known:
+        tl.store(late_starts_ptr + expert, start + rows)
+        tl.store(early_counts_ptr + expert, rows)
+        tl.store(late_counts_ptr + expert, count - rows)
+
+
+def split_launch(
+    pair: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, early: tuple[torch.Tensor, torch.Tensor],
+    late: tuple[torch.Tensor, torch.Tensor, torch.Tensor], first: int, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
+    """Describe the launch that writes two parts: the tiles' experts and the counts of each, and starts of the late one.
+
+    Early tiles have none but pairs before `first`.
+    """
+    tiles, (early_tiles, early_counts), (late_tiles, late_starts, late_counts) = early[0].shape[0], early, late
+    arguments = {
+        "pair_ptr": pair, "starts_ptr": starts, "counts_ptr": counts, "early_ptr": early_tiles, "late_ptr": late_tiles,
+        "late_starts_ptr": late_starts, "early_counts_ptr": early_counts, "late_counts_ptr": late_counts,
+        "first": first, "tiles": tiles, "TILE_ROWS": pair.shape[0] // tiles, "BLOCK": 128,
+        "EARLY": starts_early(capability or capability_of(pair.device)),
+    }  # fmt: skip
+    return Launch(_split_kernel, (starts.shape[0],), arguments, num_warps=4, num_stages=1)
+
+
+def split(routing: Routing, tokens: int) -> tuple[Routing, Routing]:
+    """Return two parts of a routing: the tiles whose rows are all of the first `tokens`, and the other tiles.
+
+    An expert's rows are in the order of tokens: each part of them is one piece, and no tile is in both parts.
+    """
+    starts, (tiles, late_tiles) = routing.starts[:-1], (torch.empty_like(routing.tile_expert) for _ in range(2))
+    counts, late_starts, late_counts = (torch.empty_like(routing.counts) for _ in range(3))
+    outs = (tiles, counts), (late_tiles, late_starts, late_counts)
+    run(split_launch, routing.pair, routing.starts, routing.counts, *outs, tokens * routing.slots)
+    early = routing._replace(tile_expert=tiles, starts=starts, counts=counts)
+    return early, routing._replace(tile_expert=late_tiles, starts=late_starts, counts=late_counts)
+
+
 @triton.jit
 def as_mask(condition):
     """Return a scalar condition to combine with masks.
@@ -354,8 +426,19 @@ def combine_launch(
     return Launch(_combine_kernel, grid, arguments, num_warps=4, num_stages=1)
 
 
-def combine(y: torch.Tensor, weights: torch.Tensor | None, routing: Routing) -> torch.Tensor:
-    """Return [T, H]: fp32 sums of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1."""
-    out = y.new_empty((routing.tokens, y.shape[1]))
-    run(combine_launch, y, weights, routing.row, out, routing.slots)
+def combine(
+    y: torch.Tensor, weights: torch.Tensor | None, routing: Routing, out: torch.Tensor | None = None,
+    tokens: slice | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return [T, H]: fp32 sums of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1.
+
+    out: where they are written, if not to a new tensor. tokens: of which they are written, if not of all.
+    """
+    if out is None:
+        out = y.new_empty((routing.tokens, y.shape[1]))
+    row, written = routing.row, out
+    if tokens is not None:
+        row, written = row.unflatten(0, (-1, routing.slots))[tokens].flatten(), out[tokens]
+        weights = None if weights is None else weights[tokens]
+    run(combine_launch, y, weights, row, written, routing.slots)
     return out

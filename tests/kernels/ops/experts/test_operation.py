@@ -2,7 +2,7 @@ import functools
 
 import pytest
 import torch
-from accuracy import DEVICE, assert_as_accurate_as_eager, check_against_reference
+from accuracy import DEVICE, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from clamped import keep_off_limit
 from mixtures import GPT_OSS, drawn, layer
 from torch.library import opcheck
@@ -188,6 +188,67 @@ def test_bad_arguments_are_named(message):
     good |= {"top_k_index": torch.zeros(5, 2, dtype=torch.int64), "top_k_weights": torch.zeros(5, 2)}
     with pytest.raises((TypeError, ValueError), match=message):
         swiglu_experts(**(good | BAD[message]))
+
+
+class Travelling:
+    """An exchange whose rows arrive when they are waited for, NaN until then, and that keeps what was sent."""
+
+    def __init__(self, like: torch.Tensor, first: int) -> None:
+        self.like, self.first, self.under_way, self.sent = like, first, [], []
+
+    def begin(self, rows: torch.Tensor) -> torch.Tensor:
+        coming = rows.detach().clone()
+        coming[self.first :] = float("nan")
+        self.under_way.append((coming, rows.detach()[self.first :]))
+        return coming
+
+    def wait(self) -> None:
+        for coming, rows in self.under_way:
+            coming[self.first :] = rows
+        self.under_way.clear()
+
+    def results(self, columns: int) -> torch.Tensor:
+        return self.like.new_full((len(self.like), columns), float("nan"))
+
+    def send(self, results: torch.Tensor, values: torch.Tensor | None = None) -> None:
+        self.sent.append((results[self.first :].clone(), values))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "first", "sizes", "dtype", "gate"),
+    [
+        (60, 40, (4, 20, 12), torch.float32, GPT_OSS),
+        (60, 0, (4, 20, 12), torch.float32, {}),
+        pytest.param(2000, 1100, (4, 512, 256), torch.bfloat16, {}, marks=pytest.mark.gpu),
+        pytest.param(2000, 1100, (4, 512, 256), torch.bfloat16, GPT_OSS, marks=pytest.mark.gpu),
+    ],
+)
+def test_what_is_computed_while_rows_travel_has_the_same_bits(tokens, first, sizes, dtype, gate, recompute):
+    index = drawn(tokens, 3, sizes[0], beyond=1)
+    inputs, d_out = layer(index, *sizes, dtype), random_tensor(tokens, sizes[1], dtype=dtype, seed=9)
+
+    def step(exchange: Travelling | None) -> list[torch.Tensor]:
+        leaves = [leaf.detach().clone().requires_grad_() for leaf in inputs]
+        x, gradient = leaves[0], d_out
+        if exchange is not None:
+            x = leaves[0] = exchange.begin(x).requires_grad_()
+        with experts.under_way(exchange):
+            out = called(swiglu_experts, index, gate | {"recompute": recompute}, x, *leaves[1:])
+        if exchange is not None:
+            gradient = exchange.begin(d_out)
+        out.backward(gradient)
+        return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+    travelling = Travelling(d_out, first)
+    whole, found = step(None), step(travelling)
+    for name, right, got in zip(f"out {NAMES}".split(), whole, found, strict=True):
+        assert torch.equal(right, got), name
+    (out, nothing), (dx, d_weights) = travelling.sent
+    assert nothing is None
+    assert torch.equal(out, whole[0][first:]), "results of later tokens are there when they are sent"
+    assert torch.equal(dx, whole[1][first:])
+    assert torch.equal(d_weights, whole[4])
 
 
 @pytest.mark.gpu

@@ -1,8 +1,8 @@
 """Experts on several ranks: output and gradients are those of one process with all tokens and experts.
 
 On CPUs with gloo, by all-to-all and by the kernels of `exchange.py` in Triton's interpreter on memory that processes
-share; on two GPUs by both transports. Run as a script, this file is one of the processes:
-`python test_parallel.py RANK WORLD FOLDER DEVICE`, with `tests/support` on PYTHONPATH.
+share, before the products and while they run; on two GPUs by all three. Run as a script, this file is one of the
+processes: `python test_parallel.py RANK WORLD FOLDER DEVICE`, with `tests/support` on PYTHONPATH.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ def counts_of(case: str, world: int) -> list[int]:
     """Tokens of each rank."""
     return {
         "one token": [0] * (world - 1) + [1], "a rank without rows": [5, 0, 7, 2][:world],
-        "different numbers": [4, 7, 1, 6][:world],
+        "different numbers": [4, 7, 1, 6][:world], "many": [72] * world,
     }.get(case, [6] * world)  # fmt: skip
 
 
-CASES = ("random", "all to one rank", "one token", "a rank without rows", "different numbers", "ids of no rank")
+CASES = ("random", "all to one rank", "one token", "a rank without rows", "different numbers", "ids of no rank", "many")
 
 
 @dataclasses.dataclass
@@ -129,22 +129,23 @@ def stepped(part: dict[str, Any], **options: Any) -> dict[str, torch.Tensor]:
     return {"out": out.detach()} | {name: part[name].grad for name in LEAVES}
 
 
+TRANSPORTS = "all-to-all", "symmetric", "overlapped"
 NUMBERS = itertools.count()
 
 
-def files(group: Any, device: torch.device, size_bytes: int) -> tuple[torch.Tensor, list[int], Any]:
+def files(group: Any, device: torch.device, size_bytes: int) -> tuple[list[torch.Tensor], Any]:
     """In the place of symmetric memory, for processes of one machine without GPUs: it begins as NaN."""
     name = f"memory-{next(NUMBERS)}-{dist.get_process_group_ranks(group)[0]}"
     paths = [Path(os.environ["FOLDER"]) / f"{name}-{rank}" for rank in range(group.size())]
     parts = [torch.from_file(str(path), True, size_bytes, dtype=torch.uint8) for path in paths]
     parts[group.rank()].fill_(0xFF)
     dist.barrier(group)
-    return parts[group.rank()], [part.data_ptr() for part in parts], lambda: parts and dist.barrier(group)
+    return parts, lambda: dist.barrier(group)
 
 
 def transports(device: str, world: int) -> tuple[str, ...]:
     """Kernels are interpreted in two processes alone."""
-    return ("all-to-all",) if (device, world) == ("cpu", 4) else ("all-to-all", "symmetric")
+    return ("all-to-all",) if (device, world) == ("cpu", 4) else TRANSPORTS
 
 
 def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, Any]:
@@ -163,9 +164,12 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
         for case in CASES:
             part = parts_of(drawn(case, world, device), rank, world, case, device)
             most = max(counts_of(case, world)) * (40 if device == "cuda" else 1)
+            parallel.overlap_pays = lambda *_, pays=transport == "overlapped": pays
             found[transport, case] = stepped(part, tokens_per_rank=most)
-    if device == "cuda":
-        found["graph"] = replayed(parts_of(drawn("random", world, device), rank, world, "random", device))
+        if transport != parallel.ALL_TO_ALL and device == "cuda":
+            found[transport, "graph"] = replayed(parts_of(drawn("many", world, device), rank, world, "many", device))
+    part = parts_of(drawn("random", world, device), rank, world, "random", device)
+    found["shared"] = stepped(part, shared=lambda x: 2 * x)
     return found
 
 
@@ -253,9 +257,11 @@ def modules_of(rank: int, world: int) -> dict[str, dict[str, torch.Tensor]]:
             "in fsdp": partial(fully_shard, mesh=mesh["dp"]),
         }.get(way, lambda module: module)(module)  # fmt: skip
         x, weights = (part[name].clone().requires_grad_() for name in ("x", "weights"))
-        out = called(x, part["index"], weights)
+        more = {} if way == "of transformers" else {"shared": torch.clone}
+        out = called(x, part["index"], weights, **more)
         out.backward(part["d_out"])
-        found[way] = {"out": out.detach(), "x": x.grad, "weights": weights.grad} | {
+        added = (x.detach(), part["d_out"]) if more else (0, 0)
+        found[way] = {"out": out.detach() - added[0], "x": x.grad - added[1], "weights": weights.grad} | {
             name: parameter.grad.full_tensor() * replicas  # FSDP takes the mean
             for name, parameter in module.named_parameters()
         }
@@ -360,7 +366,7 @@ def results(place: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("transport", ["all-to-all", "symmetric"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_output_and_gradients_are_those_of_one_process(place, results, transport, case) -> None:
     device, world = place
     if transport not in transports(device, world):
@@ -384,12 +390,45 @@ def test_where_a_rank_dies_the_others_end_in_time_with_their_last_words(device: 
     assert time.monotonic() - begin < PATIENCE_S / 2, "15 s, and what starting takes"
 
 
-def test_a_graph_computes_the_same_bits(place, results) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS[1:])
+def test_a_graph_computes_the_same_bits(place, results, transport) -> None:
     if place[0] == "cpu":
         pytest.skip("CPUs have no CUDA graphs")
     for result in results:
-        for name, value in result["graph"].items():
-            assert torch.equal(value, result["symmetric", "random"][name]), name
+        for name, value in result[transport, "graph"].items():
+            assert torch.equal(value, result[transport, "many"][name]), name
+
+
+def test_what_runs_while_rows_travel_changes_no_bit(place, results) -> None:
+    if "overlapped" not in transports(*place):
+        pytest.skip("kernels are interpreted in two processes alone")
+    for result, case in itertools.product(results, CASES):
+        for name, value in result["symmetric", case].items():
+            assert torch.equal(value, result["overlapped", case][name]), (case, name)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "experts", "pays"),
+    [
+        (2, 16384, (8, 2048, 768), True), (2, 256, (8, 2048, 768), False), (4, 8192, (8, 2048, 768), True),
+        (8, 8192, (8, 2048, 768), False), (2, 8192, (2, 4096, 14336), True), (8, 8192, (2, 4096, 14336), False),
+    ],
+)  # fmt: skip
+def test_products_run_while_rows_travel_where_many_do_and_most_are_wanted(ranks, tokens, experts, pays) -> None:
+    from swiglu_kernels.ops.experts.exchange import RankSizes
+    from swiglu_kernels.ops.experts.parallel import overlap_pays
+
+    slots, *sizes = experts
+    assert overlap_pays(RankSizes(ranks, 0, 8, tokens, slots), *sizes, torch.bfloat16) is pays
+
+
+def test_what_a_shared_expert_returns_is_added(place, results) -> None:
+    layer = drawn("random", place[1], place[0])
+    for rank, result in enumerate(results):
+        part, without = parts_of(layer, rank, place[1], "random", place[0]), result[transports(*place)[-1], "random"]
+        assert torch.equal(result["shared"]["out"], without["out"] + 2 * part["x"])
+        torch.testing.assert_close(result["shared"]["x"], without["x"] + 2 * part["d_out"])
+        assert torch.equal(result["shared"]["w_down"], without["w_down"])
 
 
 def test_without_a_group_is_one_sentence() -> None:
