@@ -17,6 +17,7 @@ from swiglu_kernels.ops.glu.hopper_transposed import shares_of
 from swiglu_kernels.ops.glu.portable_forward import any_of
 from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_experts, check_glu, check_option
+from swiglu_kernels.runtime.ranks import group_of
 from swiglu_kernels.runtime.shortcuts.door import as_matrix
 from swiglu_kernels.tiles import here
 from swiglu_kernels.tiles.candidates import Choice
@@ -153,7 +154,7 @@ def explain_experts(
     check_option("precision", precision, fp8_experts.PRECISIONS)
     check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, None, None)
     if group is not None:
-        ranks = parallel.group_of(group)
+        ranks = group_of(group)
         _, why = parallel.transport_for(x, ranks)
         exchange = f"by all-to-all, for whose counts the host waits ({why})"
         if why is None:

@@ -75,12 +75,22 @@ def _build_glu(problem: Problem, **choices: Any) -> Step:
     return Step(lambda x: linear(glu(x), weights["w_down"], bias_down))
 
 
-def _build_mlp(problem: Problem, **choices: Any) -> Step:
-    """The whole block by swiglu_mlp."""
+MLP: dict[str, dict[str, Any]] = {}
+"""Options of `swiglu_mlp`, by the names of the rows that call it."""
+
+
+def build_mlp(problem: Problem, split: Any = None, **choices: Any) -> Step:
+    """The whole block by swiglu_mlp; of a rank, with its part of the weights, by what a `Split` makes of it."""
     from swiglu_kernels import swiglu_mlp
 
     tensors = tuple(problem.parameters.values())
-    return Step(lambda x: swiglu_mlp(x, *tensors, limit=problem.extras.limit, **choices))
+
+    def run(x: Tensor, mlp: Any = swiglu_mlp) -> Tensor:
+        out: Tensor = mlp(x, *tensors, limit=problem.extras.limit, **choices)
+        return out
+
+    aside = "chunk_tokens" if "chunk_tokens" in choices else None
+    return Step(run if split is None else partial(split.mlp, run=run, aside=aside))
 
 
 def _usage(call: str, choices: dict[str, Any]) -> str:
@@ -118,6 +128,7 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
 
 def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) -> Implementation:
     """swiglu_mlp with its choices. The peak of one in chunks is no fixed number of whole tensors: none is predicted."""
+    MLP[name] = choices
     footprint = Footprint(0 if choices["save"] == "input" else 2, ((3, 1, 1), (2, 2, 3)))
     declare = _row(
         name,
@@ -127,7 +138,7 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
         footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},
         usage=_usage(call, choices),
     )  # fmt: skip
-    return declare(partial(_build_mlp, **choices))
+    return declare(partial(build_mlp, **choices))
 
 
 _GLU_ROWS = (  # name, weight_grad, save, input_grad, description

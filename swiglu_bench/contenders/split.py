@@ -1,9 +1,9 @@
 """An implementation split over ranks: on a rank's part of the weights, with the collectives around it, or without them.
 
-What torch itself offers is a plain MLP under `parallelize_module`; any other implementation is put between the same
-collectives. In a mixture of experts each rank has its part of the tokens and of the experts, and tokens travel to their
-experts. `swiglu_experts` is measured as `swiglu_experts_parallel`; all others are put between the exchanges that
-torchtitan has:
+What torch itself offers is a plain MLP under `parallelize_module`; `swiglu_mlp` is called as split modules call it,
+which may run communication beside its products; any other implementation is put between the same collectives. In a
+mixture of experts each rank has its part of the tokens and of the experts, and tokens travel to their experts.
+`swiglu_experts` is measured as `swiglu_experts_parallel`; all others are put between the exchanges that torchtitan has:
 
     forward    all-to-all of the rows of x, one for each (token, expert); the rank's experts on what came in; all-to-all
                of their results; the weighted sum where the token is
@@ -30,7 +30,7 @@ from torch.nn.functional import silu
 from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import ALLTOALL, ASYNC, DEEPEP, experts
+from swiglu_bench.contenders import ALLTOALL, ASYNC, DEEPEP, experts, fused
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -61,6 +61,8 @@ def _between_collectives(part: Problem, known: Implementation, mesh: DeviceMesh,
     from swiglu_kernels.nn.split import Split
 
     meet = Split(mesh, 0 if by_sequence else None)
+    if known.name in fused.MLP:
+        return fused.build_mlp(part, meet, **fused.MLP[known.name])
     step = known.build(part)
     forward = step.forward
     return dataclasses.replace(step, forward=lambda x: meet.sum(forward(meet.whole(x)), None))

@@ -185,13 +185,12 @@ class FusedModule(KeepsCodes, nn.Module):
     def _operands(self, x: object, *names: str) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor | None]]:
         """Return x, and weights and biases of the named projections; cast where autocast is on, then checked.
 
-        Of a split module, the whole x and this rank's part of each parameter.
+        Of a split module, this rank's part of each parameter.
         """
         linears = [_plain(self, name) for name in names]
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
         if self.tensor_parallel is not None:
-            x = self.tensor_parallel.whole(x)
             weights, biases = (list(map(self.tensor_parallel.own, those)) for those in (weights, biases))
         x, *cast = autocast.operands(x, *weights, *biases)
         weights, biases = cast[: len(names)], cast[len(names) :]
@@ -208,22 +207,42 @@ class FusedModule(KeepsCodes, nn.Module):
 
     def _mlp(self, x: object) -> torch.Tensor:
         """Run the whole block from gate_proj, up_proj and down_proj."""
-        tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
-        if self.tensor_parallel is None:
-            return self._block(tensor, weights, biases)
-        return self.tensor_parallel.sum(self._block(tensor, weights, [*biases[:2], None]), biases[2])
+        split = self.tensor_parallel
+
+        def run(x: object, mlp: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
+            tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
+            return self._block(tensor, weights, biases if split is None else [*biases[:2], None], mlp)
+
+        if split is None:
+            return run(x)
+        return split.mlp(x, run, split.own(_plain(self, "down_proj").bias), self._no_overlap)
+
+    @property
+    def _no_overlap(self) -> str | None:
+        """Why communication cannot run beside its products, if it cannot."""
+        if self.options.recipe or not hasattr(self, "down_proj"):
+            return "fp8" if self.options.recipe else "there is no down_proj"
+        return "accumulate_into_main_grad" if self.options.accumulate_into_main_grad else None
+
+    def overlap(self, x: torch.Tensor) -> tuple[str | None, str]:
+        """Return how communication runs beside the products of x, None if it does not, and why.
+
+        Of a split module; all ranks ask together. `ops/mlp/parallel.py` says what "pieces" and "beside" are.
+        """
+        return (None, "not split") if self.tensor_parallel is None else self.tensor_parallel.way(x, self._no_overlap)
 
     def _block(
-        self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
-    ) -> torch.Tensor:
-        """Run `swiglu_mlp` as the options say; weights and biases are those of gate, up and down."""
+        self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None],
+        mlp: Callable[..., torch.Tensor] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Run `swiglu_mlp`, or `mlp` in its place, as the options say; weights and biases are of gate, up and down."""
         weight_grad = self.options.weight_grad
         if weight_grad == "none":  # which leaves down_proj to be trained
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
         how = {**self.gate_options, "weight_grad": weight_grad}
-        return self._call(swiglu_mlp, fp8.swiglu_mlp_fp8, x, weights, biases, **how)
+        return self._call(mlp or swiglu_mlp, fp8.swiglu_mlp_fp8, x, weights, biases, **how)
 
     def _call(
         self, plain: Callable[..., torch.Tensor], of_codes: Callable[..., torch.Tensor], x: torch.Tensor,
@@ -295,10 +314,11 @@ class FusedSwiGLU(FusedModule):
             TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
             ValueError: x is on another device or its last dimension is not in_features.
         """
-        x, weights, biases = self._operands(x, "gate_proj", "up_proj")
+        split = self.tensor_parallel
+        x, weights, biases = self._operands(x if split is None else split.whole(x), "gate_proj", "up_proj")
         weight_grad = self.options.weight_grad
         z = self._call(swiglu_glu, fp8.swiglu_glu_fp8, x, weights, biases, weight_grad=weight_grad)
-        return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
+        return z if split is None else split.columns(z)
 
 
 class FusedSwiGLUMLP(FusedModule):

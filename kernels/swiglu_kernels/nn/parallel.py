@@ -12,9 +12,10 @@ Shard(1), as DTensor parameters. The kernels run on these alone; a call communic
     sequence_parallel=False   nothing           all-reduce out    nothing           all-reduce dX
     sequence_parallel=True    all-gather x      reduce-scatter    all-gather dOut   reduce-scatter dX
 
-Each moves tokens x hidden elements. down_proj's bias is replicated and added once, to the sum. Each DTensor states
-which rows it holds, so `full_tensor`, distributed checkpoints and loading into another number of ranks work. For that,
-a packed module's matrix is split in two: in one DTensor, a rank's rows of gate and of up would not be adjacent.
+Each moves tokens x hidden elements, beside products where that pays (`overlap`). down_proj's bias is replicated and
+added once, to the sum. Each DTensor states which rows it holds, so `full_tensor`, distributed checkpoints and loading
+into another number of ranks work. For that, a packed module's matrix is split in two: in one DTensor, a rank's rows of
+gate and of up would not be adjacent.
 
 Expert parallelism: each rank holds experts / n whole experts, Shard(0), and calls with its own tokens
 (`ops/experts/parallel.py`).
@@ -52,6 +53,9 @@ class SwiGLUParallel(ParallelStyle):
         sequence_dim: the sequence's dimension in x, [batch, sequence, hidden] by default. Plain tensors have to be of
             the same size on all ranks.
         use_local_output: return a plain tensor; else a DTensor.
+        overlap: of a whole MLP, run communication beside the products (`ops/mlp/parallel.py`). True: raise where that
+            cannot be; False: never; None: from some size on, where it can be. `module.overlap(x)` says how and why, or
+            why not: fp8, `accumulate_into_main_grad` and what torch.compile traces have it not.
 
     x: a plain tensor, this rank's part or the whole as `sequence_parallel` has it, or a DTensor of any placement.
     FusedSwiGLU returns this rank's part of the last dimension, which RowwiseParallel takes.
@@ -63,14 +67,16 @@ class SwiGLUParallel(ParallelStyle):
     """
 
     def __init__(
-        self, *, sequence_parallel: bool = False, sequence_dim: int = 1, use_local_output: bool = True
-    ) -> None:
+        self, *, sequence_parallel: bool = False, sequence_dim: int = 1, use_local_output: bool = True,
+        overlap: bool | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.sequence_dim = sequence_dim if sequence_parallel else None
-        self.use_local_output = use_local_output
+        self.use_local_output, self.overlap = use_local_output, overlap
 
     def __repr__(self) -> str:
-        return f"SwiGLUParallel(sequence_dim={self.sequence_dim}, use_local_output={self.use_local_output})"
+        options = f"use_local_output={self.use_local_output}, overlap={self.overlap}"
+        return f"SwiGLUParallel(sequence_dim={self.sequence_dim}, {options})"
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _check(module, device_mesh)
@@ -86,7 +92,7 @@ class SwiGLUParallel(ParallelStyle):
         shard("up_proj", Shard(0), Shard(0))
         if not isinstance(module, FusedSwiGLU):
             shard("down_proj", Shard(1), Replicate())
-        module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output)
+        module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output, self.overlap)
         return module
 
 

@@ -1,6 +1,8 @@
 """Where the ranks of a group meet in a call: gathers before an MLP and sums after it; experts on several ranks."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from swiglu_kernels.ops.experts.parallel import swiglu_experts_parallel
+from swiglu_kernels.ops.mlp.parallel import Ranks, swiglu_mlp_parallel, way_of
 from swiglu_kernels.runtime.checks import check_tensor
 
 
@@ -29,11 +32,44 @@ class Split:
     """The dimension of x and of the result of which each rank holds its part; None: each holds all."""
     use_local_output: bool = True
     """Whether results are plain tensors, or DTensors."""
+    overlap: bool | None = None
+    """Whether an MLP's communication runs beside its products; None: where that is faster."""
     own = staticmethod(own)
 
     def __str__(self) -> str:
         sequence = "" if self.sequence_dim is None else f", sequence in dimension {self.sequence_dim}"
-        return f"({self.mesh.size()} ranks{sequence})"
+        overlap = "" if self.overlap is None else f", overlap={self.overlap}"
+        return f"({self.mesh.size()} ranks{sequence}{overlap})"
+
+    def way(self, x: object, aside: str | None = None) -> tuple[str | None, str]:
+        """Return how an MLP's communication runs beside its products, None if it does not, and why: see `way_of`."""
+        tensor, by_rows = check_tensor("x", x), self.sequence_dim is not None
+        if isinstance(tensor, DTensor):
+            if (tensor.device_mesh, *tensor.placements) != (self.mesh, self._placement(tensor)):
+                aside = aside or f"x is a DTensor that is placed as {tensor.placements}"
+            elif by_rows and tensor.shape[self._sequence_dim(tensor) or 0] % self.mesh.size():
+                aside = aside or "x does not divide by the ranks"
+            tensor = tensor.to_local()
+        self._placement(tensor)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):  # as a collective's that may be under way
+            aside = aside or f"x is a {type(tensor).__name__}"
+        return way_of(tensor, self.mesh.get_group(), by_rows, self.overlap, aside)
+
+    def mlp(
+        self, x: object, run: Callable[..., torch.Tensor], bias: torch.Tensor | None = None, aside: str | None = None
+    ) -> torch.Tensor:
+        """Return the sum of all ranks' MLPs, or this rank's tokens of it, plus a bias that every rank has.
+
+        run(x) calls `swiglu_mlp` with this rank's weights, run(x, mlp) what takes its place. `aside` says why
+        communication cannot run beside its products, if it cannot.
+        """
+        way, _ = self.way(x, aside)
+        if way is None:
+            return self.sum(run(self.whole(x)), bias)
+        assert isinstance(x, torch.Tensor)
+        local = x.to_local() if isinstance(x, DTensor) else x
+        ranks = Ranks(self.mesh.get_group(), self.sequence_dim is not None, way)
+        return self._finished(run(local, partial(swiglu_mlp_parallel, ranks=ranks)), bias)
 
     def whole(self, x: object) -> torch.Tensor:
         """Return all of x from this rank's part of it, or from a DTensor; the ranks' gradients of it are summed.
@@ -60,15 +96,18 @@ class Split:
         """Return the sum of all ranks' parts, or this rank's tokens of it, plus a bias that every rank has."""
         placement = self._placement(part)
         summed = DTensor.from_local(part, self.mesh, [Partial()], run_check=False).redistribute(placements=[placement])
-        if bias is None and not self.use_local_output:
-            return summed
-        out = summed.to_local()
+        return summed if bias is None and not self.use_local_output else self._finished(summed.to_local(), bias)
+
+    def _finished(self, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return a sum, which this rank has or has its tokens of, with the bias."""
         if bias is not None:
             if self.sequence_dim is not None:  # each rank's gradient is of its own tokens
                 bias = DTensor.from_local(bias, self.mesh, [Replicate()], run_check=False)
                 bias = bias.to_local(grad_placements=[Partial()])
             out = out + bias.to(out.dtype)
-        return out if self.use_local_output else DTensor.from_local(out, self.mesh, [placement], run_check=False)
+        if self.use_local_output:
+            return out
+        return DTensor.from_local(out, self.mesh, [self._placement(out)], run_check=False)
 
     def columns(self, z: torch.Tensor) -> torch.Tensor:
         """Return this rank's columns of a result without a down projection, as RowwiseParallel takes them."""

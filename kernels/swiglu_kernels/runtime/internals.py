@@ -7,7 +7,7 @@
     calls that were made before are repeated from a record (`series.py`)      each launch is looked up by its arguments
     tensors are compared with those of such calls (`door.py`)                 they are compared one property at a time
     products of fp8 alone are PyTorch's (`ops/fp8/choice.py`)                 they are the portable kernels'
-    ranks read each other's memory (`ops/experts/parallel.py`)                rows travel by all-to-all
+    ranks read each other's memory (`runtime/ranks.py`)                       rows travel by collectives
 
 OFF says which of these are off here, and which names are missing.
 """
@@ -106,7 +106,7 @@ def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
 def symmetric_memory(
     group: Any, device: torch.device, size_bytes: int
 ) -> tuple[list[torch.Tensor], Callable[[], None]]:
-    """Return memory that all ranks of a group read, that of each, and what waits on the GPU for all of them.
+    """Return memory of each rank that all ranks of a group read and write, and what waits on the GPU for all of them.
 
     All ranks call it together. A rank that does not come within the group's timeout, or 10 minutes, is an error there.
     """
@@ -115,9 +115,9 @@ def symmetric_memory(
     memory = _symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
     handle = _symmetric_memory.rendezvous(memory, group.group_name)
     timeout = getattr(getattr(group._get_backend(device), "options", None), "_timeout", timedelta(minutes=10))
-    parts = [handle.get_buffer(rank, (size_bytes,), torch.uint8) for rank in range(group.size())]
-    parts[group.rank()] = memory
-    return parts, lambda: handle.barrier(channel=0, timeout_ms=int(timeout.total_seconds() * 1000))
+    buffers = [handle.get_buffer(rank, (size_bytes,), torch.uint8) for rank in range(group.size())]
+    buffers[group.rank()] = memory
+    return buffers, lambda: handle.barrier(channel=0, timeout_ms=int(timeout.total_seconds() * 1000))
 
 
 def transforms_active() -> bool:

@@ -26,6 +26,7 @@ from swiglu_kernels.ops.experts.routing import combine_launch, gather_launch, ne
 from swiglu_kernels.ops.fp8 import hopper_fp8, portable_codes, portable_fp8, portable_gate
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row
+from swiglu_kernels.ops.mlp.parallel import add_launch
 from swiglu_kernels.runtime.backend import Capability, describing_for
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.workloads import LayerTensors, Make, Shape, by_hand, dense_shapes, mixture
@@ -167,6 +168,8 @@ def _portable() -> Iterator[tuple[str, Launch]]:
     operands.formula = CLAMPED
     for kernel in ("silu_mul", "silu_mul backward", "silu_mul backward, h", "unsloth", "unsloth backward"):
         yield kernel, operands.launch(kernel)
+    own = tensor(512, 4096)
+    yield "sum over ranks", add_launch(own, tensor(4096, 4096), torch.empty_like(own), 8, 3)
 
 
 def _scales(rows: int, depth: int, weight: bool, blocks: bool) -> torch.Tensor:

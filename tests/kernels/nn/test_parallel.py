@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +104,18 @@ def tp(model: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:
     return parallelize_module(model, mesh or mesh_of(model), plan)
 
 
-def tp_by_sequence(model: nn.Module) -> nn.Module:
+def tp_by_sequence(model: nn.Module, **options: Any) -> nn.Module:
     from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
     mesh = mesh_of(model)
     parallelize_module(model, mesh, {"norm": SequenceParallel(use_local_output=True)})
-    return tp(model, mesh, sequence_parallel=True)
+    return tp(model, mesh, sequence_parallel=True, **options)
 
 
-def tp_of_recomputed(model: nn.Module) -> nn.Module:
+def tp_of_recomputed(model: nn.Module, **options: Any) -> nn.Module:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    tp(model, sequence_parallel=False)
+    tp(model, sequence_parallel=False, **options)
     model.first, model.second = checkpoint_wrapper(model.first), checkpoint_wrapper(model.second)
     return model
 
@@ -152,6 +153,8 @@ WAYS = {
     "tp, recomputed": Way(tp_of_recomputed),
     "tp, compiled": Way(tp_compiled),
     "tp in fsdp": Way(tp_in_fsdp),
+    "tp, recomputed and overlapped": Way(partial(tp_of_recomputed, overlap=True)),
+    "tp by sequence, overlapped": Way(partial(tp_by_sequence, overlap=True), SEQUENCE, 1 / WORLD),
 }
 
 

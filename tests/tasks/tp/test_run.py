@@ -16,7 +16,7 @@ from swiglu_bench import loop
 from swiglu_bench.cases.cases import Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.inputs import Draw, make_problem
-from swiglu_bench.contenders import experts, pytorch, split
+from swiglu_bench.contenders import experts, fused, pytorch, split
 from swiglu_bench.contenders.split import async_tp
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.run_folder import PARTS
@@ -155,6 +155,22 @@ def test_one_rank_needs_no_collectives(tmp_path: Path) -> None:
     assert row.status is Status.OK, row.reason
     assert row.single_ms
     assert row.comm_ms is None
+
+
+@pytest.mark.parametrize(("name", "aside"), [("fused-mlp-auto", None), ("fused-mlp-chunked", "chunk_tokens")])
+def test_swiglu_mlp_is_measured_as_split_modules_call_it(name, aside, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swiglu_kernels.nn.split import Split
+
+    problem, seen = make_problem(STEP, "cpu"), []
+
+    def mlp(self: Any, x: Any, run: Any, aside: Any) -> Any:
+        seen.append((self.sequence_dim, aside))
+        return run(x, lambda *operands, **options: (len(operands), options["save"]))
+
+    monkeypatch.setattr(Split, "mlp", mlp)
+    built = split.split(fused.ROWS[name], None, problem, True).build(problem)
+    assert built.forward(torch.ones(2, 16)) == (4, fused.MLP[name]["save"])
+    assert seen == [(0, aside)]
 
 
 def test_a_sum_that_is_not_the_answer_is_no_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,8 @@ Where `overlap_pays`, copy engines read: no kernel can run beside products that 
 """
 
 import contextlib
-import functools
-import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,22 +31,19 @@ from swiglu_kernels.ops.experts.exchange import RankSizes
 from swiglu_kernels.ops.experts.operation import swiglu_experts, under_way
 from swiglu_kernels.ops.fp8.operation import Operand
 from swiglu_kernels.runtime import autocast, internals
-from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.checks import check_experts, check_option
 from swiglu_kernels.runtime.operator import not_for_dynamo
+from swiglu_kernels.runtime.ranks import Group, all_of, group_of, why_not_symmetric
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
 from swiglu_kernels.runtime.shortcuts.plan import run
 
-if TYPE_CHECKING:
-    Group = dist.ProcessGroup
-else:  # there are builds without torch.distributed
-    Group = getattr(dist, "ProcessGroup", object)
 Tensor = torch.Tensor
 SYMMETRIC, ALL_TO_ALL = "symmetric", "all-to-all"
 ALIGN = 256
 """Bytes: where each part of the memory that all ranks read begins."""
 LEAST_BYTES = 32 << 20
-"""Of other ranks' rows, from which on products and exchanges overlap; to be measured."""
+"""Of other ranks' rows, from which on products and exchanges overlap: on two H200s 16 MiB gain nothing, 64 MiB 14% of
+a forward and 9% of a step (results/nvidia-h200/overlap.txt)."""
 BALANCE = 1000
 """Operations of a GPU in the time of half a byte that arrives: 600 TFLOP/s and 300 GB/s, of an H200 with NVLink."""
 Dtypes = tuple[torch.dtype, torch.dtype]
@@ -218,7 +213,7 @@ def _shared_for(group: Group, device: torch.device, size: RankSizes, columns: in
     if key not in _shared:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("swiglu_experts_parallel: call it once with these sizes before recording a CUDA graph")
-        kinds = _all(group, (size.experts, size.most, size.slots, columns, str(dtypes)))
+        kinds = all_of(group, (size.experts, size.most, size.slots, columns, str(dtypes)))
         if any(kind != kinds[0] for kind in kinds):
             raise ValueError(
                 f"the ranks call with different (experts, tokens, k, hidden, dtypes): {sorted(set(kinds))}; "
@@ -226,34 +221,6 @@ def _shared_for(group: Group, device: torch.device, size: RankSizes, columns: in
             )
         _shared[key] = Shared(group, device, size, columns, dtypes)
     return _shared[key]
-
-
-def _all(group: Group, value: Any) -> list[Any]:
-    """Return every rank's value."""
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, value, group=group)
-    return found
-
-
-@functools.cache
-def _why_not_symmetric(group: Group, device: torch.device) -> str | None:
-    """Say why a group's ranks cannot read each other's memory, or None; all ranks ask together, and try it once."""
-    hosts = set(_all(group, socket.gethostname()))
-    if len(hosts) > 1:
-        return f"the ranks are on {len(hosts)} hosts"
-    reason = None
-    try:
-        Shared(group, device, RankSizes(group.size(), group.rank(), 1, 1, 1), 1, (torch.bfloat16, torch.float32))
-    except (RuntimeError, ImportError, AttributeError, TypeError) as error:
-        reason = f"PyTorch's symmetric memory does not work here: {str(error).splitlines()[0]}"
-    return next(filter(None, _all(group, reason)), None)
-
-
-def why_not_symmetric(x: Tensor, group: Group) -> str | None:
-    """Say why rows of x cannot travel through symmetric memory, or None; all ranks of the group ask together."""
-    if x.device.type != "cuda" or backend_for(x) != "triton":
-        return f"it needs GPUs and kernels of Triton, and x is on a {x.device.type.upper()}"
-    return _why_not_symmetric(group, x.device)
 
 
 # All-to-all
@@ -300,14 +267,6 @@ class AllToAll:
 
 
 # The operation
-
-
-def group_of(group: Group | DeviceMesh | None) -> Group:
-    """Return the process group of a mesh of one dimension, or of all ranks for None."""
-    found = group.get_group() if isinstance(group, DeviceMesh) else dist.group.WORLD if group is None else group
-    if not isinstance(found, Group):
-        raise ValueError("group: expected a process group that this rank is in; is torch.distributed initialised?")
-    return found
 
 
 def transport_for(x: Tensor, group: Group, transport: str | None = None) -> tuple[str, str | None]:

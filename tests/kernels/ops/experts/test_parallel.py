@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from quick_interpreter import quicken
 from rank_processes import launched
+from shared_files import files
 
 IMPORTED = "torch._dynamo", "torch.distributed.fsdp", "swiglu_kernels.nn.parallel"
 OF_TWO = *IMPORTED, "functorch.compile", "transformers.models.qwen3_moe.modeling_qwen3_moe"
@@ -130,17 +131,6 @@ def stepped(part: dict[str, Any], **options: Any) -> dict[str, torch.Tensor]:
 
 
 TRANSPORTS = "all-to-all", "symmetric", "overlapped"
-NUMBERS = itertools.count()
-
-
-def files(group: Any, device: torch.device, size_bytes: int) -> tuple[list[torch.Tensor], Any]:
-    """In the place of symmetric memory, for processes of one machine without GPUs: it begins as NaN."""
-    name = f"memory-{next(NUMBERS)}-{dist.get_process_group_ranks(group)[0]}"
-    paths = [Path(os.environ["FOLDER"]) / f"{name}-{rank}" for rank in range(group.size())]
-    parts = [torch.from_file(str(path), True, size_bytes, dtype=torch.uint8) for path in paths]
-    parts[group.rank()].fill_(0xFF)
-    dist.barrier(group)
-    return parts, lambda: dist.barrier(group)
 
 
 def transports(device: str, world: int) -> tuple[str, ...]:
@@ -153,8 +143,8 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
     from swiglu_kernels.ops.experts import parallel
 
     if device == "cpu":
-        os.environ["FOLDER"] = str(folder)
-        parallel.internals.symmetric_memory, torch.cuda.is_current_stream_capturing = files, lambda: False
+        parallel.internals.symmetric_memory = partial(files, folder)
+        torch.cuda.is_current_stream_capturing = lambda: False
     found: dict[Any, Any] = {}
     for transport in transports(device, world):
         if device == "cpu":

@@ -1,0 +1,401 @@
+"""swiglu_mlp of a rank's part of the intermediate dimension, with what ranks send each other beside the products.
+
+Through memory that the ranks of one host read ("pieces", for ranks that hold a part of the sequence, `by_rows`):
+
+    forward     the others' rows of x are fetched while gate, up and h of the own ones are computed, then of theirs
+                h w_down^T of the others' rows first: each part travels while the next is computed; then they are added
+    backward    the same fetching of d_out beside d_gate, d_up and h
+                dX travels beside all weight gradients, and is added up last
+
+The copy engines move rows, on a stream of their own: the products' kernels have a program on every multiprocessor, and
+one more kernel would wait for them or hold them up. Rows lie by rank, so that all of them are one matrix.
+
+By the group's collectives ("beside": several hosts, or all rows on every rank), only the sum of dX is under way while
+weight gradients are computed.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import increment_version
+
+from swiglu_kernels.ops.gate.formula import check_formula
+from swiglu_kernels.ops.glu import block
+from swiglu_kernels.ops.glu import operation as glu
+from swiglu_kernels.ops.glu.block import SAVED, Chosen, Operands, new
+from swiglu_kernels.ops.glu.choice import AUTO, resolve
+from swiglu_kernels.ops.mlp.operation import write_down_grad, write_hidden_grads
+from swiglu_kernels.runtime import internals
+from swiglu_kernels.runtime.backend import backend_for, capability_of, tl, triton
+from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
+from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.runtime.operator import may_overwrite, not_for_dynamo
+from swiglu_kernels.runtime.precision import round_to
+from swiglu_kernels.runtime.ranks import Group, all_of, why_not_symmetric
+from swiglu_kernels.runtime.shortcuts import plan
+from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
+
+Tensor = torch.Tensor
+PIECES, BESIDE = "pieces", "beside"
+FROM = {(PIECES, False): 4096, (PIECES, True): 16_384, (BESIDE, False): 4096, (BESIDE, True): 4096}
+"""Tokens of all ranks from which a way is taken unasked, without and with gradients: as measured on two H200s
+(results/nvidia-h200/overlap.txt), whose host takes longer than the GPU for a step of 4,096 tokens in pieces."""
+PIECE_ROWS = 512
+"""Rows of a rank from which they are a piece of their own; below, all ranks' rows are one piece."""
+BLOCK = 2048
+"""Elements that a program adds up."""
+GATE = {"activation": "silu", "gate_multiplier": 1.0, "alpha": 1.0, "limit": None, "up_offset": 0.0}
+ONLY_X = "none", "preact"
+"""weight_grad and save of a backward that does not read x."""
+
+
+def way_of(x: Tensor, group: Group, by_rows: bool, overlap: bool | None, aside: str | None) -> tuple[str | None, str]:
+    """Return the way of a call, None for collectives before and after it, and why; all ranks of the group ask together.
+
+    Args:
+        x: this rank's rows where `by_rows`, else all rows; all ranks have as many.
+        group, by_rows: the ranks, and whether each holds its part of the rows.
+        overlap: whether one of the ways is taken; None: from `FROM` on.
+        aside: why neither can be taken.
+
+    Raises:
+        ValueError: overlap is True, and neither can be taken.
+    """
+    if overlap is False:
+        return None, "asked for"
+    if torch.compiler.is_compiling() or internals.transforms_active():
+        aside = aside or "torch.compile or a transform traces the call"
+    elif group.size() == 1 or not x.numel() or backend_for(x) == "torch":
+        aside = aside or "there is a single rank, no token, or no kernel for x"
+    if aside:
+        if overlap:
+            raise ValueError(f"overlap: expected None or False, got True: {aside}")
+        return None, aside
+    why = why_not_symmetric(x, group) if by_rows else "every rank has all rows"
+    way, tokens = BESIDE if why else PIECES, x.numel() // x.shape[-1] * (group.size() if by_rows else 1)
+    least = FROM[way, torch.is_grad_enabled()]
+    if overlap is None and tokens < least:
+        return None, f"{tokens} tokens are fewer than {least}"
+    return way, why or "ranks read each other's memory"
+
+
+# Through memory that all ranks read
+
+
+@triton.jit
+def _add_kernel(
+    own_ptr, came_ptr, out_ptr, count, RANKS: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    """BLOCK elements of the sum over ranks, in their order and in fp32; RANK's own are not among those that came."""
+    wait_for_launch_ahead(EARLY)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    out = tl.zeros((BLOCK,), tl.float32)
+    for rank in tl.static_range(RANKS):
+        from_ptr = own_ptr if rank == RANK else came_ptr
+        out += tl.load(from_ptr + at, mask=at < count).to(tl.float32)
+        came_ptr += count
+    tl.store(out_ptr + at, round_to(out, out_ptr.dtype.element_ty), mask=at < count)
+
+
+def add_launch(own: Tensor, came: Tensor, out: Tensor, ranks: int, rank: int) -> Launch:
+    """Describe the launch that adds own [T, H] and what came of the others, [ranks * T, H], into out; contiguous."""
+    arguments = {
+        "own_ptr": own, "came_ptr": came, "out_ptr": out, "count": out.numel(), "RANKS": ranks, "RANK": rank,
+        "BLOCK": BLOCK, "EARLY": starts_early(capability_of(out.device)),
+    }  # fmt: skip
+    return Launch(_add_kernel, (triton.cdiv(out.numel(), BLOCK),), arguments, num_warps=8, num_stages=1)
+
+
+SHOWN, CAME = 0, 1
+"""The halves of a rank's memory: rows that the others fetch, beside those that were fetched; and what they sent."""
+
+
+class PeerMemory:
+    """Memory of a group for one call after the other, and the stream on which rows are copied.
+
+    Each call waits for all ranks twice. Before the first wait a rank writes the rows that it shows, which nobody reads
+    any more: all had fetched the last call's before that one's second wait. Behind the first, parts are sent to where
+    the last call's were added before it. So nothing else is waited for, whatever sizes calls have or graphs repeat.
+    """
+
+    def __init__(self, group: Group, device: torch.device, half_bytes: int) -> None:
+        """Allocate it, which all ranks do together."""
+        self.half_bytes = half_bytes
+        self.buffers, self.wait = internals.symmetric_memory(group, device, 2 * half_bytes)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+class InPieces:
+    """Lets rows of calls of one size travel through memory that all ranks read."""
+
+    def __init__(self, group: Group, rows: int, shared: PeerMemory) -> None:
+        self.shared, self._ranks, self._rank = shared, group.size(), group.rank()
+        self.total = rows * self._ranks
+        order = [(self._rank + step) % self._ranks for step in range(self._ranks)]  # no two fetch from the same
+        self._slots = [(rank, slice(rank * rows, (rank + 1) * rows)) for rank in order]
+        self._own = self._slots[0][1]
+
+    @property
+    def pieces(self) -> list[slice]:
+        """Which rows are computed at a time, the own ones first."""
+        in_pieces = self.total >= PIECE_ROWS * self._ranks
+        return [slot for _, slot in self._slots] if in_pieces else [slice(0, self.total)]
+
+    def gather(self, own: Tensor, keep: bool) -> tuple[Tensor, Iterator[tuple[slice, Tensor]]]:
+        """Return all ranks' rows, in memory that the next call overwrites unless they are to be kept; and by piece."""
+        whole = shown = self._view(self._rank, SHOWN, own)
+        shown[self._own].copy_(own)
+        if keep:
+            whole = new(own, self.total, own.shape[1])
+            self._copy(whole[self._own], own)  # while ranks wait for each other
+        self.shared.wait()
+        fetched = [self._copy(whole[slot], self._view(rank, SHOWN, own)[slot]) for rank, slot in self._slots[1:]]
+        return whole, self._arriving(own, whole, fetched)
+
+    def _arriving(self, own: Tensor, whole: Tensor, fetched: list[Any]) -> Iterator[tuple[slice, Tensor]]:
+        first, *others = self.pieces
+        if others:
+            yield first, own
+        for (_, slot), event in zip(self._slots[1:], fetched, strict=True):
+            if event is not None:
+                event.wait()
+            if others:
+                yield slot, whole[slot]
+        if not others:
+            yield first, whole
+
+    def send(self, parts: Tensor, piece: slice) -> None:
+        """Let a piece of what has been computed of all ranks' rows travel to those whose rows they are."""
+        for rank, slot in self._slots[1:]:
+            if piece.start <= slot.start < piece.stop:
+                self._copy(self._view(rank, CAME, parts)[self._own], parts[slot])
+
+    def summed(self, parts: Tensor | None) -> Any:
+        """Return the sum of all ranks' parts of this rank's rows, once they are here; of None, nothing."""
+        stream = self.shared.stream
+        if stream is not None:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self.shared.wait()
+        if parts is None:
+            return None
+        own = parts[self._own]
+        out = torch.empty_like(own)
+        plan.run(add_launch, own, self._view(self._rank, CAME, parts), out, self._ranks, self._rank)
+        return out
+
+    def _view(self, rank: int, half: int, like: Tensor) -> Tensor:
+        """Return a rank's half as a matrix of all rows, with the columns of another."""
+        first, size_bytes = half * self.shared.half_bytes, self.total * like.shape[1] * like.element_size()
+        return self.shared.buffers[rank][first : first + size_bytes].view(like.dtype).view(self.total, like.shape[1])
+
+    def _copy(self, into: Tensor, rows: Tensor) -> Any:
+        """Copy rows as soon as what was launched before is done, and return an event, None without streams."""
+        stream = self.shared.stream
+        if stream is None:
+            into.copy_(rows)
+            return None
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            into.copy_(rows, non_blocking=True)
+        return stream.record_event()
+
+
+_known: dict[tuple[Any, ...], InPieces] = {}
+
+
+def _in_pieces(group: Group, device: torch.device, rows: int, columns: int, dtype: torch.dtype) -> InPieces:
+    """Return what lets rows of a size travel, which all ranks look for together when they first meet it.
+
+    Calls of all sizes share memory, which is as large as a power of two.
+    """
+    key = group, device, rows, columns, dtype
+    if key not in _known:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("swiglu_mlp on several ranks: call it once with these sizes before recording a graph")
+        kinds = all_of(group, (rows, columns, str(dtype)))
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError(f"the ranks call with different (tokens, hidden, dtype): {sorted(set(kinds))}")
+        half_bytes = 1 << max(group.size() * rows * columns * dtype.itemsize - 1, 255).bit_length()
+        there = (other.shared for of, other in _known.items() if of[:2] == key[:2])
+        shared = next((each for each in there if each.half_bytes >= half_bytes), None)
+        _known[key] = InPieces(group, rows, shared or PeerMemory(group, device, half_bytes))
+    return _known[key]
+
+
+class Collectives:
+    """Lets rows travel by the group's collectives: all before the products, and sums while others are computed."""
+
+    def __init__(self, group: Group, rows: int, by_rows: bool) -> None:
+        self._group, self._by_rows = group, by_rows
+        self.total = rows * group.size() if by_rows else rows
+        self.pieces = [slice(0, self.total)]
+        self._sum: tuple[Any, Any] = None, None
+
+    def gather(self, own: Tensor, keep: bool) -> tuple[Tensor, Iterable[tuple[slice, Tensor]]]:
+        """As InPieces's; what it returns is kept."""
+        whole = own = own.contiguous()
+        if self._by_rows:
+            whole = new(own, self.total, own.shape[1])
+            getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, own, group=self._group)
+        return whole, [(self.pieces[0], whole)]
+
+    def send(self, parts: Tensor, piece: slice) -> None:
+        """Begin to add the ranks' parts."""
+        if self._by_rows:
+            out = new(parts, self.total // self._group.size(), parts.shape[1])
+            scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+            self._sum = scatter(out, parts, group=self._group, async_op=True), out
+        else:
+            self._sum = dist.all_reduce(parts, group=self._group, async_op=True), parts
+
+    def summed(self, parts: Tensor | None) -> Any:
+        """As InPieces's."""
+        (work, out), self._sum = self._sum, (None, None)
+        if work is not None:
+            work.wait()
+        return out
+
+
+# The operation
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who shares a call, and by which way."""
+
+    group: Group
+    by_rows: bool
+    way: str
+
+    def route(self, x: Tensor, columns: int) -> InPieces | Collectives:
+        """Return what lets rows like those of x travel, of at most so many columns."""
+        if self.way == BESIDE:
+            return Collectives(self.group, len(x), self.by_rows)
+        return _in_pieces(self.group, x.device, len(x), columns, x.dtype)
+
+
+def _forward(route: Any, given: Any, options: Chosen, keeps: bool) -> tuple[Tensor, ...]:
+    """Return this rank's result, all rows of x, gate and up; what a backward does not read may be anything."""
+    kept, reads_x = keeps and options.save == "preact", (options.weight_grad, options.save) != ONLY_X
+    h, *stored = (new(given.x, rows, len(given.w_gate)) for rows in (route.total, *[route.total * kept] * 2))
+    whole, pieces = route.gather(given.x, keeps and reads_x)
+    for rows, x in pieces:
+        pair = (stored[0][rows], stored[1][rows]) if kept else None
+        biases = given.bias_gate, given.bias_up
+        glu.write_forward(x, given.w_gate, given.w_up, h[rows], pair, biases, options.formula)
+    parts = new(given.x, route.total, len(given.w_down))
+    for rows in (*route.pieces[1:], route.pieces[0]):
+        plan.apply(glu.multiply, h[rows], given.w_down, None, parts[rows])
+        route.send(parts, rows)
+    return route.summed(parts), whole, *stored
+
+
+def _backward(
+    route: Any, d_out: Tensor, given: Any, preactivations: Any, needs: tuple[bool, ...], options: Chosen, in_place: bool
+) -> block.Gradients:
+    """Return the gradients of this rank's rows of x, and of its weights and gate's and up's biases."""
+    weights = given.w_gate, given.w_up
+    whole, pieces = route.gather(d_out, False)
+    results, (gate, up) = block.Gradients(whole, given, needs, options, False), preactivations
+    h = makes_h = None
+    if options.save == "input":  # again, while d_out travels
+        gate, up, h = (new(d_out, route.total, len(given.w_gate)) for _ in range(3))
+        biases = given.bias_gate, given.bias_up
+        glu.write_forward(given.x, *weights, h, (gate, up), biases, options.formula)
+    elif results.wants("w_down"):
+        h = makes_h = torch.empty_like(gate)
+    overwrites = in_place or options.save == "input"
+    d_gate, d_up = (gate, up) if overwrites else (torch.empty_like(gate), torch.empty_like(up))
+    for rows, of_d_out in pieces:
+        saved = gate[rows], up[rows]
+        made = saved if overwrites else (d_gate[rows], d_up[rows])
+        made_h = None if makes_h is None else makes_h[rows]
+        write_hidden_grads(of_d_out, given.w_down, saved, *made, made_h, options.formula)
+    parts = None
+    if results.wants("x"):
+        parts = new(d_out, route.total, given.w_gate.shape[1])
+        glu.write_input_grad(d_gate, d_up, *weights, parts, options.input_grad)
+        route.send(parts, slice(0, route.total))
+    if results.wants("w_down"):
+        assert h is not None
+        write_down_grad(whole, h, results["w_down"], options.weight_grad)
+    del h, makes_h
+    if results.wants("w_gate"):
+        glu.write_weight_grads(d_gate, d_up, given.x, (results["w_gate"], results["w_up"]), options.weight_grad)
+    if results.wants("bias_gate"):
+        plan.apply(glu.sum_over_tokens, d_gate, results["bias_gate"])
+        plan.apply(glu.sum_over_tokens, d_up, results["bias_up"])
+    results["x"] = route.summed(parts)
+    return results
+
+
+class _Parallel(torch.autograd.Function):
+    """Both, with what is kept between them."""
+
+    @staticmethod
+    def forward(ctx: Any, route: Any, options: Chosen, *tensors: Any) -> Tensor:
+        out, x, gate, up = _forward(route, Operands(*tensors), options, True)
+        ctx.route, ctx.options, ctx.keeps_to_itself = route, options, True
+        reads_x = (options.weight_grad, options.save) != ONLY_X
+        ctx.save_for_backward(x if reads_x else None, *tensors[1:], gate, up)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        if torch.is_grad_enabled():  # autograd enables gradients in a backward for create_graph alone
+            raise RuntimeError("swiglu_mlp on several ranks has first derivatives only: expected create_graph=False")
+        d_out = getattr(d_out, "wait", d_out.contiguous)()  # of a collective that may be under way
+        saved, needs, options = ctx.saved_tensors, ctx.needs_input_grad[2:], ctx.options
+        in_place = may_overwrite(ctx, saved, 2)
+        if in_place:
+            increment_version(saved[-2:])
+        pair = saved[-2].contiguous(), saved[-1].contiguous()  # which a hook may have made otherwise
+        given = Operands(*saved[:SAVED])
+        made = _backward(ctx.route, d_out.contiguous(), given, pair, needs, options, in_place)
+        wanted = block.wanted_of(needs, options.weight_grad)
+        return None, None, *(made[name] if name in wanted else None for name in block.NAMES[:SAVED])
+
+
+@not_for_dynamo
+def swiglu_mlp_parallel(
+    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias_gate: Tensor | None = None,
+    bias_up: Tensor | None = None, bias_down: None = None, *, ranks: Ranks, **options: Any,
+) -> Tensor:  # fmt: skip
+    """Return this rank's rows of the sum over ranks of `swiglu_mlp`, each of its part of the intermediate dimension.
+
+    All ranks call it together, in the same order of calls and on one stream; so they do its backward.
+
+    Args:
+        x: [..., hidden]; as many rows on all ranks: with `ranks.by_rows` each one's part, else all on each. Autograd's
+            gradient of it is summed over ranks.
+        w_gate, w_up, w_down, bias_gate, bias_up: as for `swiglu_mlp`, of this rank's part.
+        bias_down: None, as it is added once, to the sum.
+        ranks: the group, and the way that `way_of` has returned.
+        options: of `swiglu_mlp`, without chunk_tokens and accumulate_into_main_grad.
+
+    All ranks' rows of x are kept for the backward, and with save="preact" gate and up. In "pieces", memory that ranks
+    share is as large as all rows twice, once for all calls, and the forward has all rows' parts of out beside it. The
+    sum over ranks is in their order, fp32, rounded once: the same bits on every run. "beside" has the collective's.
+
+    Raises:
+        TypeError, ValueError: as for `swiglu_mlp`; the ranks' sizes differ when they first meet them.
+        RuntimeError: a CUDA graph is being recorded, and nothing of these sizes was called before.
+    """
+    formula = check_formula(*(options.pop(name, default) for name, default in GATE.items()))
+    asked = {"weight_grad": AUTO, "save": AUTO, "input_grad": AUTO} | options
+    given = block.check_operands((x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down), block.SEPARATE, True)
+    if asked["weight_grad"] == "none":
+        given = block.frozen(given)
+    given = given._replace(x=as_matrix(x))
+    route = ranks.route(given.x, max(given.x.shape[1], len(w_down)))
+    weight_grad, save, input_grad = resolve(x=given.x[:1].expand(route.total, -1), intermediate=len(w_gate), **asked)
+    if asked["weight_grad"] == AUTO and weight_grad == "triton":
+        weight_grad = AUTO  # d_w_down is chosen for itself
+    weight_grad = weight_grad if block.trains(given) else "none"
+    chosen = Chosen(weight_grad, save, input_grad, formula.numbers)
+    if block.needs_backward(*given):
+        return like_leading(_Parallel.apply(route, chosen, *given[:SAVED]), x)
+    return like_leading(_forward(route, given, chosen, False)[0], x)
