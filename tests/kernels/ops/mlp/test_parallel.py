@@ -160,7 +160,7 @@ def what_is_chosen_and_refused(rank: int) -> None:
     from swiglu_kernels.ops.mlp import parallel
 
     mesh, x = init_device_mesh("cpu", (2,)), torch.ones(1, 2, 8)
-    few, many = x.expand(4, 2, 8), x.expand(512, 2, 8)
+    few, many = x.expand(4, 2, 8), x.expand(4096, 2, 8)
 
     def module(overlap: bool | None = None, by_rows: bool = True, **options: Any) -> FusedSwiGLUMLP:
         style = SwiGLUParallel(sequence_parallel=by_rows, overlap=overlap)
@@ -171,7 +171,8 @@ def what_is_chosen_and_refused(rank: int) -> None:
     sharded, uneven = (distribute_tensor(whole.to_local()[:, :length], mesh, [Shard(1)]) for length in (4, 3))
     for (way, why), got in {
         ("pieces", "ranks read each other's memory"): split.way(many),
-        (None, "16 tokens are fewer than 1024"): split.way(few),
+        (None, "16 tokens are fewer than 16384"): split.way(few),
+        (None, "16 tokens are fewer than 4096"): torch.no_grad()(split.way)(few),
         (None, "asked for"): module(False).tensor_parallel.way(many),  # type: ignore[union-attr]
         ("beside", "every rank has all rows"): module(True, False).tensor_parallel.way(x),  # type: ignore[union-attr]
         (None, "x is a DTensor that is placed as"): split.way(whole),
