@@ -120,7 +120,6 @@ def _measured(command: str, implementation: str | Implementation, options: dict[
 def _address(implementation: str | Implementation) -> str:
     if isinstance(implementation, str):
         return implementation
-    own = implementation.source.startswith("swiglu_bench.")
-    return (
-        implementation.name if own else implementation.address or f"{Path(implementation.file)}:{implementation.name}"
-    )
+    if implementation.source.startswith("swiglu_bench."):
+        return implementation.name
+    return implementation.address or f"{Path(implementation.file)}:{implementation.name}"

@@ -328,14 +328,9 @@ def implementation(
         function = build
         while isinstance(function, functools.partial):
             function = function.func
-        return Implementation(
-            name=name,
-            description=description,
-            scopes=frozenset(map(Scope, scopes)),
-            build=build,
-            source=getattr(function, "__module__", "swiglu_bench"),
-            file=function.__code__.co_filename if isinstance(function, types.FunctionType) else "",
-            **fields,
-        )
+        source = getattr(function, "__module__", "swiglu_bench")
+        file = function.__code__.co_filename if isinstance(function, types.FunctionType) else ""
+        own = frozenset(map(Scope, scopes))
+        return Implementation(name, description, own, build, source=source, file=file, **fields)
 
     return wrap

@@ -369,9 +369,8 @@ def _kept(entries: Sequence[TunedEntry], here: TunedMachine | None) -> Iterator[
         versions = f"torch {made_on.torch}, Triton {made_on.triton}, kernels {made_on.kernels}"
         used = "in use here" if made_on == here else "not in use here"
         title = f"{made_on.gpu} ({made_on.capability}), {versions}: {used}"
-        tiles = table(
-            title, "kernel", "dtype", "tokens up to, or rows", "hidden", "intermediate", "choice", "ratio", "at (UTC)"
-        )
+        heads = ("kernel", "dtype", "tokens up to, or rows", "hidden", "intermediate", "choice", "ratio", "at (UTC)")
+        tiles = table(title, *heads)
         for entry in entries:
             if entry.machine == made_on:
                 ratio = "{:.4f} [{:.4f}, {:.4f}]".format(*entry.ratio)

@@ -261,10 +261,10 @@ def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Inte
 
     Rows of two GPUs have none, whatever else they share.
     """
-    same = (record.gpu_uuid, record.run_id, len(record.samples_ms)) == (
-        other.gpu_uuid, other.run_id, len(other.samples_ms)
-    )  # fmt: skip
-    return ratio_interval(record.samples_ms, other.samples_ms, confidence) if same and record.samples_ms else None
+    mine, theirs = ((row.gpu_uuid, row.run_id, len(row.samples_ms)) for row in (record, other))
+    if mine != theirs or not record.samples_ms:
+        return None
+    return ratio_interval(record.samples_ms, other.samples_ms, confidence)
 
 
 def kept_ratio(record: Record, baseline: Record | None, confidence: float) -> Interval | None:

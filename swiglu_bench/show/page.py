@@ -156,9 +156,8 @@ def _charts(question: str, charts: Sequence[tuple[str, Chart]], specs: list[Spec
     """A question with its charts, which go to `specs` without what the page says or decides itself: title and width."""
     options = [{"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))]
     for _, chart in charts:
-        spec = {
-            name: of for name, of in chart.to_dict(validate=False).items() if name not in {"title", "config", "$schema"}
-        }
+        whole = chart.to_dict(validate=False).items()
+        spec = {name: of for name, of in whole if name not in {"title", "config", "$schema"}}
         spec["usermeta"]["question"] = question
         specs.append(spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}})
     return {"question": question, "about": specs[-1]["usermeta"]["about"], "options": options}

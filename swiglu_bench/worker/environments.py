@@ -255,12 +255,8 @@ def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
         constraints, made = Path(temporary) / "constraints.txt", Path(temporary) / "layer"
         constraints.write_text("\n".join(kept), encoding="utf-8")
         told = _uv("install", "--dry-run", "--break-system-packages", "-c", str(constraints), *links, *requirements)
-        others = [
-            f"{found[1]}=={found[2]}"
-            for line in told.splitlines()
-            if (found := re.fullmatch(r" \+ (\S+)==(\S+)(?: \(.*\))?", line))
-            and canonicalize_name(found[1]) not in named
-        ]
+        pinned_by_it = re.findall(r"^ \+ (\S+)==(\S+)(?: \(.*\))?$", told, re.MULTILINE)
+        others = [f"{name}=={version}" for name, version in pinned_by_it if canonicalize_name(name) not in named]
         _uv("install", "--no-deps", "--target", str(made), *links, *requirements, *others)
         for name in SHARED:
             if (made / name).exists():

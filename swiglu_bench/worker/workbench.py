@@ -320,9 +320,8 @@ class Workbench:
         """Make a chain of calls of the case's mode ready; why it cannot be recorded, where it is to be, or ""."""
         self._put_back()
         self._chain = None
-        chain = Chain(
-            self._built, self._problem.case.mode, draw, calls, self._boxes["results"].tensors, self.clock.flush
-        )
+        mode, sums = self._problem.case.mode, self._boxes["results"].tensors
+        chain = Chain(self._built, mode, draw, calls, sums, self.clock.flush)
         if recorded:
             try:
                 chain.record(self._device)

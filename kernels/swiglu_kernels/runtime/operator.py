@@ -49,9 +49,8 @@ class Operator:
         self.name = f"{NAMESPACE}::{name}"
         self.function = function
         signature = inspect.signature(function)
-        parameters = [
-            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.KEYWORD_ONLY
-        ]
+        every = signature.parameters.values()
+        parameters = [parameter for parameter in every if parameter.kind is not parameter.KEYWORD_ONLY]
         self._parameters = [parameter.name for parameter in parameters]
 
         def functional(*arguments: Any) -> Any:

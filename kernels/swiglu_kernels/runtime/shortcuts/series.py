@@ -331,9 +331,8 @@ class Series:
         finally:
             plan.current.recorder = None
         is_tensor = isinstance(results, torch.Tensor)
-        places = [
-            None if result is None else recorder.place_of(result) for result in ((results,) if is_tensor else results)
-        ]
+        made = (results,) if is_tensor else results
+        places = [None if result is None else recorder.place_of(result) for result in made]
         self._sound = recorder.sound
         if recorder.sound and recorder.complete:
             unused = recorder.share_out(len(given), {place.number for place in places if place})
