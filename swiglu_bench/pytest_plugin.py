@@ -77,9 +77,8 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
             if compared.outcome == "regression":
                 pytest.fail(f"slower than the baseline {name}:\n{compared}", pytrace=False)
             if compared.outcome != "fine":
-                warnings.warn(
-                    f"whether it is slower than the baseline {name} cannot be decided:\n{compared}", stacklevel=2
-                )
+                question = f"whether it is slower than the baseline {name}"
+                warnings.warn(f"{question} cannot be decided:\n{compared}", stacklevel=2)
         elif name:
             warnings.warn(f"the baseline {name} has no {what}; save it with --swiglu-save-baseline", stacklevel=2)
         if new_name:

@@ -276,9 +276,8 @@ def _named(requirements: Sequence[str]) -> dict[str, Requirement | str]:
             found[canonicalize_name(each.name)] = each
         except InvalidRequirement:
             if not os.path.exists(text) and "://" not in text:
-                raise BadInput(
-                    f"--with: {text!r} is neither a requirement, as liger-kernel==0.7.0, nor a path or URL."
-                ) from None
+                expected = "neither a requirement, as liger-kernel==0.7.0, nor a path or URL"
+                raise BadInput(f"--with: {text!r} is {expected}.") from None
             found[text] = text
     return found
 
@@ -306,9 +305,8 @@ def _uv(*arguments: str) -> str:
         program = uv.find_uv_bin()
     if program is None:
         raise BadInput("--with needs uv, which makes the folder of packages; pip install uv.")
-    done = subprocess.run(
-        [program, "pip", "--color", "never", *arguments, "--python", sys.executable], capture_output=True, text=True
-    )
+    command = [program, "pip", "--color", "never", *arguments, "--python", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = " ".join(re.sub(r"^[^\w]*(error|cause|hint):\s*", "", line.strip()) for line in done.stderr.splitlines()
                         if not line.startswith(("Using ", "Resolved ", "warning")))  # fmt: skip

@@ -175,9 +175,8 @@ def why_illegal(name: str, choice: Choice, problem: TileProblem) -> str | None:
         return "not of the grid"
     if kernel.rows_are == "pairs" and tile.rows != problem.kept_for:
         return "not of the routing's rows"
-    sizes = {"tokens": problem.tokens, "hidden": problem.hidden, "intermediate": problem.intermediate}
-    sizes["pairs"] = problem.kept_for
-    if tile.rows > max(16, bucket(sizes[kernel.rows_are])):
+    rows = problem.kept_for if kernel.rows_are == "pairs" else getattr(problem, kernel.rows_are)
+    if tile.rows > max(16, bucket(rows)):
         return "taller than the matrix"
     registers = kernel.accumulators * tile.rows * tile.columns / (32 * tile.warps)
     if not REGISTERS[0] <= registers <= REGISTERS[1]:

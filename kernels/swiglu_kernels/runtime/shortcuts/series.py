@@ -104,9 +104,8 @@ class _Source:
         self._lines: list[str] = []
 
     def add(self, step: _Step) -> None:
-        if step.returning is not None and [step.arguments[-1]] == [
-            _Place(allocation.number) for allocation in step.allocates
-        ]:
+        places = [_Place(allocation.number) for allocation in step.allocates]
+        if step.returning is not None and [step.arguments[-1]] == places:
             self._make(step.allocates[0].number, f"{self._bound(step.returning)}({self._list(step.arguments[:-1])})")
         else:
             self.allocate(step.allocates)
