@@ -108,17 +108,14 @@ def _write_variant(package: Path, backend: str, major: int) -> Path:
     unique = f"{PACKAGE}_{backend}_{hashlib.sha256(''.join(files.values()).encode()).hexdigest()[:12]}"
     for file, text in files.items():
         text = relative(text, len(file.relative_to(package).parts) - 1)
-        text = text.replace(f'NAMESPACE = "{PACKAGE}"', f'NAMESPACE = "{unique}"').replace(
-            f'"{PACKAGE}::', f'"{unique}::'
-        )
-        file.write_text(text, encoding="utf-8")
+        text = text.replace(f'NAMESPACE = "{PACKAGE}"', f'NAMESPACE = "{unique}"')
+        file.write_text(text.replace(f'"{PACKAGE}::', f'"{unique}::'), encoding="utf-8")
     (package / PACKAGE).mkdir()
     (package / PACKAGE / "__init__.py").write_text(COMPAT, encoding="utf-8")
     oldest = re.search(r"^MINIMUM_CAPABILITY = \((\d+), (\d+)\)", files[package / "runtime" / "backend.py"], flags=re.M)
     assert oldest, "runtime/backend.py names the oldest GPU"
-    archs = (
-        {"archs": [f"{oldest[1]}.{oldest[2]}+PTX"]} if backend == "cuda" else {}
-    )  # PTX: Triton compiles for any newer
+    # PTX: Triton compiles for any newer.
+    archs = {"archs": [f"{oldest[1]}.{oldest[2]}+PTX"]} if backend == "cuda" else {}
     digests = {
         file.relative_to(package).as_posix(): base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()
         for file in sorted(package.rglob("*")) if file.is_file()

@@ -335,10 +335,8 @@ def sweep(request: Request, task: CaseTask, this: Machine, console: Console, als
             Task.VERIFY: partial(verify_tables, detail=settings.detail),
         }  # fmt: skip
         in_detail = settings.detail and settings.task is Task.VERIFY
-        in_any_order = not request.places.in_order
-        shown = ConsoleWriter(
-            console, tables[settings.task], len(remaining.todo), in_detail, options.quiet, in_any_order
-        )
+        of_task, count, in_any_order = tables[settings.task], len(remaining.todo), not request.places.in_order
+        shown = ConsoleWriter(console, of_task, count, in_detail, options.quiet, in_any_order)
 
         def stamp(record: Record) -> None:
             remaining.stamp(record)

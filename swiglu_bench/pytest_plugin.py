@@ -77,9 +77,8 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
             if compared.outcome == "regression":
                 pytest.fail(f"slower than the baseline {name}:\n{compared}", pytrace=False)
             if compared.outcome != "fine":
-                warnings.warn(
-                    f"whether it is slower than the baseline {name} cannot be decided:\n{compared}", stacklevel=2
-                )
+                question = f"whether it is slower than the baseline {name}"
+                warnings.warn(f"{question} cannot be decided:\n{compared}", stacklevel=2)
         elif name:
             warnings.warn(f"the baseline {name} has no {what}; save it with --swiglu-save-baseline", stacklevel=2)
         if new_name:
@@ -120,7 +119,6 @@ def _measured(command: str, implementation: str | Implementation, options: dict[
 def _address(implementation: str | Implementation) -> str:
     if isinstance(implementation, str):
         return implementation
-    own = implementation.source.startswith("swiglu_bench.")
-    return (
-        implementation.name if own else implementation.address or f"{Path(implementation.file)}:{implementation.name}"
-    )
+    if implementation.source.startswith("swiglu_bench."):
+        return implementation.name
+    return implementation.address or f"{Path(implementation.file)}:{implementation.name}"

@@ -138,9 +138,8 @@ def _check_request(command: str, options: SweepOptions) -> tuple[TimingOptions |
         if options.gpus is not None and given is not None:
             raise BadInput(f"--gpus and {name} were given together; give one of them.")
     if options.in_process and (options.gpus or options.ray) is not None:
-        raise BadInput(
-            f"{'--ray' if options.gpus is None else '--gpus'} needs child processes; leave --in-process out."
-        )
+        given = "--ray" if options.gpus is None else "--gpus"
+        raise BadInput(f"{given} needs child processes; leave --in-process out.")
     if options.gpus is not None:
         known = system.visible_gpus()
         system.gpu_indices(options.gpus, None if known is None else len(known))
@@ -194,24 +193,21 @@ def check_names(values: Mapping[str, Any]) -> None:
     files = [spec for spec in wanted if is_file(spec)]
     for spec in files:
         check_file(spec)
-    _check_elsewhere(values.get("packages") or (), values.get("pythons") or ())
-    if not entry_point_addresses():
-        matching(names, [spec for spec in wanted if spec not in files], NOBODY.format("--impl"))
-        if not files:
-            matching(names, split(values.get("skip_impl"), "--skip-impl"), NOBODY.format("--skip-impl"))
-            shapes = values.get("shapes")
-            swept = environments_of(shapes) if isinstance(shapes, str) else ()
-            if not any((values.get("packages"), values.get("pythons"), *swept)):
-                check_baseline(values.get("baseline"), names)
-
-
-def _check_elsewhere(packages: Sequence[str], named: Sequence[str]) -> None:
+    packages, named = values.get("packages") or (), values.get("pythons") or ()
     if packages or named:
         from swiglu_bench.worker.environments import pythons, tagged
 
         pythons(named)
         for text in packages:
             tagged(text)
+    if not entry_point_addresses():
+        matching(names, [spec for spec in wanted if spec not in files], NOBODY.format("--impl"))
+        if not files:
+            matching(names, split(values.get("skip_impl"), "--skip-impl"), NOBODY.format("--skip-impl"))
+            shapes = values.get("shapes")
+            swept = environments_of(shapes) if isinstance(shapes, str) else ()
+            if not any((packages, named, *swept)):
+                check_baseline(values.get("baseline"), names)
 
 
 def check_baseline(name: str | None, names: Sequence[str]) -> None:

@@ -91,14 +91,12 @@ def explain(
 def _of_forward(chosen: Choice, x: torch.Tensor, intermediate: int) -> str:
     if chosen.schedule == "torch":
         return f"two products by torch and one elementwise launch ({chosen.why})"
-    text = f"one launch, {FORWARD[chosen.schedule].format(chosen.tile)}"
+    text, added, of_what = f"one launch, {FORWARD[chosen.schedule].format(chosen.tile)}", 1, "shares of the last tiles"
     if chosen.schedule == "portable":
         text += f" ({chosen.why})" if chosen.why else ""
         added, of_what = chosen.tile.parts, "parts"
-    else:
-        added, of_what = 1, "shares of the last tiles"
-        if chosen.schedule == "transposed":
-            added = shares_of(chosen.tile, x, intermediate)
+    elif chosen.schedule == "transposed":
+        added = shares_of(chosen.tile, x, intermediate)
     return text + (f", and one that adds up {added} {of_what}" if added > 1 else "")
 
 
@@ -117,12 +115,8 @@ def _of_fp8(
         "portable": f"one launch, portable Triton, tiles of {tile.rows} x {tile.columns} ({why})",
     }[schedule]
     by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
-    if weight_grad == "none":
-        dw = "no dW"
-    elif weight_grad in ("fp8", "auto"):
-        dw = "dW: two launches of fp8"
-    else:
-        dw = f"dW: in {x.dtype}, by {weight_grad}"
+    known = {"none": "no dW", **dict.fromkeys(("fp8", "auto"), "dW: two launches of fp8")}
+    dw = known.get(weight_grad, f"dW: in {x.dtype}, by {weight_grad}")
     forward_from, step_from = (where_it_pays(recipe, trains, hidden, intermediate) for trains in (False, True))
     return (
         f"forward: x and weights quantised to fp8 by {by}; {kernel}; "

@@ -139,9 +139,8 @@ def config_file(word: str) -> Path | None:
 
         found = try_to_load_from_cache(word, "config.json")
     except ImportError:
-        raise BadInput(
-            f"--shapes: {word!r} is looked up by huggingface_hub, which is not installed; install it, or give a file."
-        ) from None
+        where = "huggingface_hub, which is not installed; install it, or give a file"
+        raise BadInput(f"--shapes: {word!r} is looked up by {where}.") from None
     except ValueError:  # what is no name of a model
         pass
     if not isinstance(found, str):

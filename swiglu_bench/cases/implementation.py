@@ -152,9 +152,8 @@ class Implementation:
     def __post_init__(self) -> None:
         """Accept any iterable of names for a set of them. Raises BadInput for a name that the suite may give itself."""
         if not NAME.fullmatch(self.name):
-            raise BadInput(
-                f"An implementation is called {self.name!r}; a name has up to 64 letters, digits and _ . + @ -."
-            )
+            rule = "a name has up to 64 letters, digits and _ . + @ -"
+            raise BadInput(f"An implementation is called {self.name!r}; {rule}.")
         if not _LAYOUT.fullmatch(self.weight_layout):
             raise BadInput(
                 f"{self.name} declares the weight layout {self.weight_layout!r}; there are separate, packed, "
@@ -328,14 +327,9 @@ def implementation(
         function = build
         while isinstance(function, functools.partial):
             function = function.func
-        return Implementation(
-            name=name,
-            description=description,
-            scopes=frozenset(map(Scope, scopes)),
-            build=build,
-            source=getattr(function, "__module__", "swiglu_bench"),
-            file=function.__code__.co_filename if isinstance(function, types.FunctionType) else "",
-            **fields,
-        )
+        source = getattr(function, "__module__", "swiglu_bench")
+        file = function.__code__.co_filename if isinstance(function, types.FunctionType) else ""
+        own = frozenset(map(Scope, scopes))
+        return Implementation(name, description, own, build, source=source, file=file, **fields)
 
     return wrap

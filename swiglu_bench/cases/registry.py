@@ -62,14 +62,11 @@ def _from_entry_point(entry: EntryPoint, address: str) -> Implementation:
     try:
         found = entry.load()
     except Exception as error:
-        raise BadInput(
-            f"The entry point {address} failed to import: {one_line(error)}; fix or uninstall its package."
-        ) from error
+        failed = f"failed to import: {one_line(error)}; fix or uninstall its package"
+        raise BadInput(f"The entry point {address} {failed}.") from error
     if not isinstance(found, Implementation):
-        raise BadInput(
-            f"The entry point {address} is a {type(found).__name__}, not an Implementation; decorate its build "
-            "function with swiglu_bench.implementation."
-        )
+        advice = "decorate its build function with swiglu_bench.implementation"
+        raise BadInput(f"The entry point {address} is a {type(found).__name__}, not an Implementation; {advice}.")
     return found
 
 

@@ -152,9 +152,8 @@ def split_over(shapes: Iterable[Shape], ranks: int) -> list[Shape]:
     found = []
     for shape in shapes:
         if shape.intermediate % ranks:
-            raise BadInput(
-                f"--tp: the intermediate size of {shape.name}, {shape.intermediate}, is not a multiple of {ranks}."
-            )
+            size = f"the intermediate size of {shape.name}, {shape.intermediate}"
+            raise BadInput(f"--tp: {size}, is not a multiple of {ranks}.")
         share = shape.intermediate // ranks
         found.append(dataclasses.replace(shape, name=f"{shape.name}-tp{ranks}", intermediate=share))
     return found

@@ -194,10 +194,8 @@ def find_views(
     if copies and to_canonical:
         order = list(found)
         del found, value
-        first, narrow = 0, sum(value.numel() for value in given.values()) < 2**31
-        numbers = {
-            name: torch.empty_like(value, dtype=torch.int32 if narrow else torch.int64) for name, value in given.items()
-        }
+        first, dtype = 0, torch.int32 if sum(value.numel() for value in given.values()) < 2**31 else torch.int64
+        numbers = {name: torch.empty_like(value, dtype=dtype) for name, value in given.items()}
         used = {view.parameter for view in views.values() if math.prod(view.size) == given[view.parameter].numel()}
         free = [name for name in numbers if name not in used]
         for name in free:
@@ -408,10 +406,9 @@ class Built:
             self.drop_gradients(leaves)
             return taken
 
+        wanted = backward if self.gradients else None
         try:
-            return measure_memory(
-                self.problem.device, lambda: self.forward(*leaves), backward if self.gradients else None
-            )
+            return measure_memory(self.problem.device, lambda: self.forward(*leaves), wanted)
         finally:
             self.drop_gradients()
 

@@ -308,9 +308,8 @@ def _of_experts(problem: Problem, activations: Sequence[Tensor], upstream: Tenso
             token, slot = tokens[rows], slots[rows]
             weight = routing_weights[token, slot].double()[:, None]
             d_output = None if upstream is None else upstream[token].double()
-            found = _block(
-                weights, problem.extras, [x[token].double()], None if d_output is None else weight * d_output
-            )
+            d_block = None if d_output is None else weight * d_output
+            found = _block(weights, problem.extras, [x[token].double()], d_block)
             output = found.pop("output")
             answer["output"].index_add_(0, token, weight * output)
             if d_output is None:

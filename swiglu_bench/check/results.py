@@ -105,10 +105,8 @@ def fingerprint(value: Tensor) -> Tensor:
 
 def same_bits(value: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one dtype are equal bit for bit, NaN included."""
-    bits = _BITS[value.element_size()]
-    return value.shape == other.shape and torch.equal(
-        value.detach().contiguous().view(bits), other.detach().contiguous().view(bits)
-    )
+    mine, theirs = (each.detach().contiguous().view(_BITS[each.element_size()]) for each in (value, other))
+    return torch.equal(mine, theirs)
 
 
 def poison(problem: Problem, backward: bool) -> None:

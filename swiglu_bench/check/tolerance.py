@@ -193,10 +193,8 @@ def budget_of(truth: Tensor | Expected, eager: TensorError, arithmetic: Arithmet
     chance = scatter(min(expected.truth.numel(), max(1, arithmetic.hidden_elements // UNEVEN)))
     few = max(1.0, chance / MARGIN)
     norm_floor, element_floor = (few * (part * roundoff + arithmetic.summation) + anyway for part in (0.5, 1.0))
-    return Budget(
-        relative=max(MARGIN, chance) * eager.relative + norm_floor,
-        maximum=max(MAX_MARGIN, chance) * eager.maximum + element_floor * peak,
-    )
+    relative = max(MARGIN, chance) * eager.relative + norm_floor
+    return Budget(relative, max(MAX_MARGIN, chance) * eager.maximum + element_floor * peak)
 
 
 def check(
@@ -219,10 +217,8 @@ def check(
             wrong = int((~torch.isfinite(value)).sum())
             fault = Fault("finite", f"NaN or Inf in {wrong} of {value.numel()} elements")
         elif error.relative > budget.relative:
-            text = (
-                f"relative error {error.relative:.2e} exceeds {budget.relative:.2e} (eager loses {eager.relative:.2e})"
-            )
-            fault = Fault("relative error", text)
+            beyond = f"exceeds {budget.relative:.2e} (eager loses {eager.relative:.2e})"
+            fault = Fault("relative error", f"relative error {error.relative:.2e} {beyond}")
         elif error.maximum > budget.maximum:
             text = f"largest element error {error.maximum:.2e} x rms exceeds {budget.maximum:.2e}"
             fault = Fault("largest element", text)

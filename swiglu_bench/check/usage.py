@@ -327,9 +327,8 @@ def gradients_by_autograd(given: Arrangement) -> Results:
         if value.grad is not None and name in gradients:  # what is added to both is counted twice by a model
             gradients[name] = gradients[name] + value.grad
     named = (f"d input {number}" for number, value in enumerate(leaves) if value.requires_grad)
-    return {name: value for name, value in zip(named, found, strict=False) if value is not None} | given.taken_apart(
-        gradients
-    )
+    activations = {name: value for name, value in zip(named, found, strict=False) if value is not None}
+    return activations | given.taken_apart(gradients)
 
 
 @_scenario(weights=True)

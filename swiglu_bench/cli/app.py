@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swiglu_bench import request
+from swiglu_bench import options, request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.beyond import tp, train
 from swiglu_bench.cli.check import audit, inspect, selftest, tune
@@ -25,18 +25,7 @@ from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, recommend, report, show
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
-from swiglu_bench.options import (
-    COMMANDS,
-    HOW,
-    STATUS,
-    AuditOptions,
-    Command,
-    Form,
-    SweepOptions,
-    command_of,
-    folding,
-    option,
-)
+from swiglu_bench.options import HOW, STATUS, AuditOptions, command_of, folding, option
 from swiglu_bench.rows.figures import CutShort
 from swiglu_bench.show import text
 from swiglu_bench.tasks.sweep import perform
@@ -67,9 +56,9 @@ HELP = {
 
 def measure(
     command: str,
-    options: SweepOptions,
+    options: options.SweepOptions,
     dry_run: Annotated[bool, option(HOW, "Print the cases and the memory they need, and stop.", "--dry-run")] = False,
-    form: Form = "table",
+    form: options.Form = "table",
 ) -> None:
     """Run one of the five."""
     console = text.screen(form)
@@ -86,7 +75,7 @@ def measure(
         raise typer.Exit(status)
 
 
-def _dry_run(command: str, options: SweepOptions, console: Console, form: str) -> None:
+def _dry_run(command: str, options: options.SweepOptions, console: Console, form: str) -> None:
     if options.ray is not None:
         raise BadInput("--dry-run looks at this host only, and --ray at others; leave one of them out.")
     from swiglu_bench.cli import listing
@@ -109,7 +98,7 @@ app = typer.Typer(
 
 LOG = "SWIGLU_BENCH_LOG"
 """The variable that names the level of what is logged on stderr; `debug`: how long each phase of a case takes."""
-SWEEPS = {name: command_of(COMMANDS[name], partial(measure, name), help) for name, help in HELP.items()}
+SWEEPS = {name: command_of(options.COMMANDS[name], partial(measure, name), help) for name, help in HELP.items()}
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {**{name: SWEEPS[name] for name in ("forward", "backward", "step", "memory")}, "train": train, "tp": tp},
     "Check": {
@@ -131,16 +120,15 @@ for _panel, _commands in PANELS.items():
         _checked = folding(_command) if _own else folding(_command, request.check_names)
         _epilog = STATUS if _name in (*SWEEPS, "train", "tp") else None
         _help = "\n\n".join(_paragraphs)
-        app.command(_name, rich_help_panel=_panel, cls=Command, help=_help, epilog=_epilog)(_checked)
+        app.command(_name, rich_help_panel=_panel, cls=options.Command, help=_help, epilog=_epilog)(_checked)
 
 _show_warning = warnings.showwarning
 
 
 def _tell(message: Warning | str, category: type[Warning], file: str, *where: Any, **more: Any) -> None:
     """Show a warning, one of the project's own without the line of code that it comes from."""
-    if issubclass(category, CutShort) or (
-        category is UserWarning and {"swiglu_bench", "swiglu_kernels"} & {*Path(file).parts}
-    ):
+    is_own = not {"swiglu_bench", "swiglu_kernels"}.isdisjoint(Path(file).parts)
+    if issubclass(category, CutShort) or (category is UserWarning and is_own):
         typer.echo(f"Warning: {message}", err=True)
     else:
         _show_warning(message, category, file, *where, **more)

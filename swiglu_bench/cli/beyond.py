@@ -96,14 +96,12 @@ def _arithmetic(options: TrainOptions, device_type: str) -> tuple[Precision, Dty
     if options.precision is not None:
         found = parse_precisions(options.precision)
         if len(found) > 1:
-            raise BadInput(
-                f"--precision: train takes one, and {options.precision!r} names {len(found)}; leave others out."
-            )
+            many = f"{options.precision!r} names {len(found)}"
+            raise BadInput(f"--precision: train takes one, and {many}; leave others out.")
         if found[0]:
             if options.dtype is not None and dtypes != [Dtype.BFLOAT16]:
-                raise BadInput(
-                    f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out."
-                )
+                other = f"--dtype is {options.dtype}; leave --dtype out"
+                raise BadInput(f"--precision quantises bf16 operands, and {other}.")
             return found[0], Dtype.BFLOAT16
     if dtypes not in ([Dtype.BFLOAT16], [Dtype.FLOAT32]):
         raise BadInput(f"--dtype: {options.dtype!r} is not one that train takes; give bf16 or fp32.")
@@ -190,9 +188,8 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
             device = machine.find_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
         return device, [spot[1]]
     if options.device and ":" in options.device:
-        raise BadInput(
-            f"--device: {options.device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES."
-        )
+        advice = "give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES"
+        raise BadInput(f"--device: {options.device} is one GPU; {advice}.")
     if device.type == "cuda":
         _check_gpus(asked, there)
     return device, asked or [there if device.type == "cuda" else 2]
@@ -201,9 +198,8 @@ def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.devi
 def _check_gpus(asked: Collection[int], there: int) -> None:
     """Raise BadInput for more GPUs than there are."""
     if max(asked, default=0) > there:
-        raise BadInput(
-            f"--gpus: {max(asked)} were asked for, and there are {there} here; over several hosts, use torchrun."
-        )
+        few = f"{max(asked)} were asked for, and there are {there} here"
+        raise BadInput(f"--gpus: {few}; over several hosts, use torchrun.")
 
 
 def parse_gpus(text: str) -> list[int]:

@@ -21,29 +21,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench import request
+from swiglu_bench import options, request
 from swiglu_bench.cases.cases import Case, Mode, Precision, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput, matching, one_line
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
-from swiglu_bench.options import (
-    HOW,
-    OUTPUT,
-    SHAPE,
-    WHAT,
-    AuditOptions,
-    Device,
-    Impl,
-    JsonForm,
-    Seed,
-    ShapeSeed,
-    SkipImpl,
-    Tokens,
-    Wait,
-    command_of,
-    complete_shapes,
-    option,
-)
+from swiglu_bench.options import HOW, OUTPUT, SHAPE, WHAT, JsonForm, complete_shapes, option
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import grouped
 from swiglu_bench.show import text
@@ -65,7 +48,7 @@ INSTRUCTIONS = {"wgmma": "wgmma", "tcgen05": "tcgen05", "mma": "mma.sync", "tma"
 """Fields of a report, and what the table calls them."""
 
 
-def audit(options: AuditOptions, form: JsonForm = "table") -> None:
+def audit(options: options.AuditOptions, form: JsonForm = "table") -> None:
     """Check every implementation against everything a user may want of it: the contract matrix.
 
     Sizes, strides, NaN, biases, autocast, compilation, graphs, huge tensors and more; each cell is pass, fail,
@@ -94,11 +77,11 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
 
 
 def selftest(
-    impl: Impl = None,
-    skip_impl: SkipImpl = None,
-    device: Device = None,
-    seed: Seed = 0,
-    wait: Wait = True,
+    impl: options.Impl = None,
+    skip_impl: options.SkipImpl = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
+    wait: options.Wait = True,
     false_alarms: Annotated[
         int | None,
         option(HOW, "Random cases that must all pass; 0: none. \\[default: 50 on a GPU, 20 on a CPU]", min=0),
@@ -117,7 +100,7 @@ def selftest(
     chosen_device = request.find_device(device, interpret=True)
     from swiglu_bench.tasks.selftest.run import run_selftest  # after Triton was told to interpret
 
-    chosen = request.implementations_of(AuditOptions(impl=impl, skip_impl=skip_impl, in_process=True))
+    chosen = request.implementations_of(options.AuditOptions(impl=impl, skip_impl=skip_impl, in_process=True))
     count = false_alarms if false_alarms is not None else 50 if chosen_device.type == "cuda" else 20
     with request.held(chosen_device, wait):
         found = run_selftest(chosen, chosen_device, seed, count, zoo, text.screen(form))
@@ -135,7 +118,7 @@ def inspect(
         str | None, option(WHAT, "Token counts, which choose the tiles. \\[default: 8k; of random:N, those drawn]")
     ] = None,
     dtype: Annotated[str, option(WHAT, "bf16, fp16, fp32, comma-separated.")] = "bf16",
-    seed: ShapeSeed = 0,
+    seed: options.ShapeSeed = 0,
     form: JsonForm = "table",
 ) -> None:
     """Compile every kernel for GPUs that need not be present: registers, spills, shared memory, wgmma and TMA counts.
@@ -248,16 +231,16 @@ class TuneOptions:
     shapes: Annotated[
         str, option(WHAT, "Shape or sweep names, or random:N, comma-separated.", *SHAPE, autocompletion=complete_shapes)
     ] = "llama7b"
-    tokens: Tokens = None
+    tokens: options.Tokens = None
     dtype: Annotated[str, option(WHAT, "bf16, fp16, comma-separated.")] = "bf16"
     kernel: Annotated[str, option(WHAT, "Kernels by name or glob, comma-separated; '*': all.")] = DEFAULT_KERNELS
     candidates: Annotated[
         int, option(HOW, "Portable tiles to try for each, the nearest to the shipped one first.", min=1, max=500)
     ] = 24
     budget: Annotated[float, option(HOW, "Seconds for each of the two rounds of timing.", min=0.01)] = 5.0
-    seed: Seed = 0
-    device: Device = None
-    wait: Wait = True
+    seed: options.Seed = 0
+    device: options.Device = None
+    wait: options.Wait = True
     show: Annotated[bool, option(OUTPUT, "Show what is kept, and measure nothing.", "--show")] = False
     clear: Annotated[bool, option(OUTPUT, "Remove what is kept, and measure nothing.", "--clear")] = False
 
@@ -369,9 +352,8 @@ def _kept(entries: Sequence[TunedEntry], here: TunedMachine | None) -> Iterator[
         versions = f"torch {made_on.torch}, Triton {made_on.triton}, kernels {made_on.kernels}"
         used = "in use here" if made_on == here else "not in use here"
         title = f"{made_on.gpu} ({made_on.capability}), {versions}: {used}"
-        tiles = table(
-            title, "kernel", "dtype", "tokens up to, or rows", "hidden", "intermediate", "choice", "ratio", "at (UTC)"
-        )
+        heads = ("kernel", "dtype", "tokens up to, or rows", "hidden", "intermediate", "choice", "ratio", "at (UTC)")
+        tiles = table(title, *heads)
         for entry in entries:
             if entry.machine == made_on:
                 ratio = "{:.4f} [{:.4f}, {:.4f}]".format(*entry.ratio)
@@ -380,4 +362,4 @@ def _kept(entries: Sequence[TunedEntry], here: TunedMachine | None) -> Iterator[
         yield tiles
 
 
-tune = command_of(TuneOptions, _tune)
+tune = options.command_of(TuneOptions, _tune)

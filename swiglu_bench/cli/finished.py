@@ -45,7 +45,7 @@ class RowOptions:
 
     def of(self, path: Path, baseline: str | None = None) -> FinishedRun:
         """A run with these rows, its ratios relative to `baseline` where that is given."""
-        from swiglu_bench.rows.finished_run import load_run
+        from swiglu_bench.rows.finished_run import load_run, rebased
 
         chosen = load_run(path).only(
             implementation=[] if baseline else self.names,
@@ -55,11 +55,7 @@ class RowOptions:
             scope=_parts("--scope", self.scope),
             mode=_parts("--mode", self.mode),
         )
-        if baseline:
-            from swiglu_bench.rows.finished_run import rebased
-
-            chosen = rebased(chosen, baseline).only(implementation=self.names)
-        return chosen
+        return rebased(chosen, baseline).only(implementation=self.names) if baseline else chosen
 
     @property
     def names(self) -> list[str]:

@@ -65,9 +65,8 @@ def list_(
         told["machine"] = this
     told |= _shapes_and_sweeps() if shapes or everything else {}
     if everything or not (shapes or machine):
-        told["implementations"] = implementations(
-            request.catalogue(request.loader(TIMEOUT_S)), this["compute_capability"]
-        )
+        known = request.catalogue(request.loader(TIMEOUT_S))
+        told["implementations"] = implementations(known, this["compute_capability"])
     if names:
         _choose(told, request.split(names, "NAME"))
     if everything:
@@ -172,9 +171,8 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     yield from _marks(here)
     absent = ((entry["unavailable"], entry["name"]) for entry in known if entry["unavailable"])
     yield from (Text(line, "yellow") for line in by_reason("not here", absent))
-    yield Text(
-        "--detail: gradients, weights and every description; --shapes: sizes by name; --machine: this one.", "dim"
-    )
+    more = "--detail: gradients, weights and every description; --shapes: sizes by name; --machine: this one."
+    yield Text(more, "dim")
 
 
 def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

@@ -65,12 +65,8 @@ def ceilings(
     console.print(_limits_table(f"Limits of {this.device}", rows))
     kept = f" Kept for a day in {limits.path}" if limits.kept else ""
     unknown = "" if this.datasheet else "No datasheet is known for this device. "
-    console.print(
-        f"{unknown}GB/s: bytes read plus bytes written. *: the limits that sweeps use.{kept}",
-        style="dim",
-        markup=False,
-        highlight=False,
-    )
+    note = f"{unknown}GB/s: bytes read plus bytes written. *: the limits that sweeps use.{kept}"
+    console.print(note, style="dim", markup=False, highlight=False)
 
 
 def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]:

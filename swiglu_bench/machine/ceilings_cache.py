@@ -115,11 +115,8 @@ class Limits:
         """Rate of a product (m, n, k) in TFLOP/s, of the square that sweeps use unless given."""
         m, n, k = size or (PRODUCT_SIDE[self.device.type],) * 3
         name, sheet = str(dtype).removeprefix("torch."), self.machine.datasheet
-        return self._figure(
-            f"product {name} {m}x{n}x{k}, TFLOP/s",
-            lambda: matmul_tflops(self.device, dtype, self.clock, m, n, k),
-            sheet.rate(name) if sheet else None,
-        )
+        measure = partial(matmul_tflops, self.device, dtype, self.clock, m, n, k)
+        return self._figure(f"product {name} {m}x{n}x{k}, TFLOP/s", measure, sheet.rate(name) if sheet else None)
 
     def _figure(self, name: str, measure: Callable[[], float], most: float | None) -> MeasuredRate:
         """From the cache, if it is fresh and not above what the datasheet allows; else measured, and kept if sound."""

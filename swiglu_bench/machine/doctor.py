@@ -247,10 +247,9 @@ def kernel_finding(device: torch.device) -> Finding:
     from swiglu_kernels.hopper import shared
 
     reason = shared.why_aside(device)
-    advice = (
-        "Portable kernels run instead. `swiglu-bench doctor --kernels` checks the others, and admits what is right."
-    )
-    return _judged("hand-scheduled kernels", reason or "not replaced", reason is not None, WARN, advice)
+    advice = "`swiglu-bench doctor --kernels` checks the others, and admits what is right."
+    bad, found = reason is not None, reason or "not replaced"
+    return _judged("hand-scheduled kernels", found, bad, WARN, f"Portable kernels run instead. {advice}")
 
 
 def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:

@@ -125,9 +125,8 @@ def describe(device: torch.device) -> Machine:
 
 def without_torch(gpu: Gpu | None) -> dict[str, Any]:
     """What a Machine states of a GPU, or of a CPU for None, as far as NVML and the installed packages tell it."""
-    name, memory_bytes = (
-        (gpu.maybe(gpu.name) or "", gpu.maybe(gpu.memory_bytes)) if gpu else (_cpu_name(), host_memory_bytes())
-    )
+    name = (gpu.maybe(gpu.name) or "") if gpu else _cpu_name()
+    memory_bytes = gpu.maybe(gpu.memory_bytes) if gpu else host_memory_bytes()
     return {
         "host": platform.node(), "gpu_index": gpu and gpu.maybe(gpu.index), "gpu_uuid": gpu.uuid if gpu else "",
         "device": name, "device_type": "cuda" if gpu else "cpu", "memory_bytes": memory_bytes, "sm_count": None,

@@ -60,7 +60,7 @@ class Clock:
         """Fill a GPU's cache with other data, if samples begin with a cold one."""
 
     def align(self) -> None:
-        """Do nothing; a clock for several processes lets them start together here."""
+        """Do nothing; a clock for several processes lets them start together here, on GPUs behind the spin."""
 
 
 class DeviceLost(RuntimeError):
@@ -149,9 +149,6 @@ class CudaClock(Clock):
         """
         if self._other_data is not None:
             torch.sum(self._other_data, dim=0, out=self._sum)
-
-    def align(self) -> None:
-        """Queue work between the spin and the first event; a clock for several GPUs lets them start together here."""
 
     def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once behind a spin that outlasts the `lead_us` in which the host queues it."""

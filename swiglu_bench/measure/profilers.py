@@ -71,9 +71,8 @@ def counters(ncu: str, program: Sequence[str]) -> Counters:
         environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             with printed.open("wb") as out:
-                subprocess.run(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=LIMIT_S
-                )
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+                subprocess.run(command, env=environment, timeout=LIMIT_S, **streams)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoCounters(f"ncu failed: {error}") from None
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in (log, printed) if file.exists()]
@@ -100,16 +99,11 @@ def parse(text: str) -> Counters:
             return []
 
     times, tensor, registers = values(TIME), values(TENSOR), values(REGISTERS)
-    dram, level2 = values(DRAM), values(L2)
     if not times:
         raise NoCounters("ncu gave the kernels no times")
     share = sum(time * value for time, value in zip(times, tensor, strict=True)) / sum(times) if tensor else None
-    return Counters(
-        tensor_pct=share,
-        dram_bytes=round(sum(dram)) if dram else None,
-        l2_bytes=round(sum(level2)) if level2 else None,
-        registers_per_thread=int(registers[times.index(max(times))]) if registers else None,
-    )
+    dram, level2 = (round(sum(moved)) if moved else None for moved in (values(DRAM), values(L2)))
+    return Counters(share, dram, level2, int(registers[times.index(max(times))]) if registers else None)
 
 
 def _reason(lines: Sequence[str]) -> str:

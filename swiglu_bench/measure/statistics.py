@@ -122,10 +122,9 @@ def noise_interval(aliases: Sequence[Interval | None]) -> Interval | None:
     logs = np.log([1.0, *(alias.median for alias in known)])
     quantile = _quantile(len(known)) if len(known) > 1 else 0.0
     middle, reach = float(logs.mean()), float(quantile * logs.std(ddof=1) * math.sqrt(1 + 1 / len(logs)))
-    low, high = math.exp(middle - reach), math.exp(middle + reach)
-    return Interval(
-        math.exp(middle), min(low, *(alias.low for alias in known)), max(high, *(alias.high for alias in known))
-    )
+    low = min(math.exp(middle - reach), *(alias.low for alias in known))
+    high = max(math.exp(middle + reach), *(alias.high for alias in known))
+    return Interval(math.exp(middle), low, high)
 
 
 def verdict(ratio: Interval, noise: float) -> Verdict:

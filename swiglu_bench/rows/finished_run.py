@@ -15,20 +15,10 @@ from typing import TYPE_CHECKING, Any
 from swiglu_bench.cases.cases import Mode
 from swiglu_bench.cases.errors import BadInput, did_you_mean, matching
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, ratio_interval, verdict
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.figures import typed
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, TensorCheck, unique
-from swiglu_bench.rows.run_folder import (
-    CHECKS,
-    RECORDS,
-    SPLIT,
-    SPLIT_SAMPLES,
-    attach,
-    frame_of,
-    key_of,
-    read_about,
-    read_layout,
-    records_file,
-)
+from swiglu_bench.rows.run_folder import RECORDS, SPLIT, read_about, read_layout
 from swiglu_bench.rows.run_folder import beside as read_beside
 
 if TYPE_CHECKING:
@@ -80,7 +70,7 @@ class FinishedRun:
     @property
     def frame(self) -> pandas.DataFrame:
         """All rows, with a type per column; of a training or of `tp` with that command's own columns after them."""
-        return frame_of(self.records)
+        return run_folder.frame_of(self.records)
 
     @property
     def name(self) -> str:
@@ -169,15 +159,15 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     """Read a run of any command; it may have no rows."""
     if trained := training_folder(path):
         return _training(trained)
-    folder = path.parent if path.name in (SPLIT, SPLIT_SAMPLES) and path.is_file() else path
+    folder = path.parent if path.name in (SPLIT, run_folder.SPLIT_SAMPLES) and path.is_file() else path
     split = (folder / SPLIT).is_file()
-    file = folder / SPLIT if split else records_file(path)
+    file = folder / SPLIT if split else run_folder.records_file(path)
     records = read_layout(file, "tp" if split else "run")
     if beside and records:
-        attach(records, file.parent)
-        checks = read_beside(file.with_name(CHECKS), _check, LAYOUTS[records[0].kind].key)
+        run_folder.attach(records, file.parent)
+        checks = read_beside(file.with_name(run_folder.CHECKS), _check, LAYOUTS[records[0].kind].key)
         for record in records:
-            record.tensor_checks = tuple(checks.get(key_of(record), ()))
+            record.tensor_checks = tuple(checks.get(run_folder.key_of(record), ()))
     return FinishedRun(records, read_about(file.parent), file.parent)
 
 
@@ -203,7 +193,7 @@ def seeds_of(folder: Path) -> list[Record]:
         return []
     rows = read_layout(folder / SEEDS, "seeds")
     if rows:
-        attach(rows, folder)
+        run_folder.attach(rows, folder)
     return [row for row in rows if len(row.series.get("loss", ())) == row.steps]
 
 
@@ -261,10 +251,10 @@ def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Inte
 
     Rows of two GPUs have none, whatever else they share.
     """
-    same = (record.gpu_uuid, record.run_id, len(record.samples_ms)) == (
-        other.gpu_uuid, other.run_id, len(other.samples_ms)
-    )  # fmt: skip
-    return ratio_interval(record.samples_ms, other.samples_ms, confidence) if same and record.samples_ms else None
+    mine, theirs = ((row.gpu_uuid, row.run_id, len(row.samples_ms)) for row in (record, other))
+    if mine != theirs or not record.samples_ms:
+        return None
+    return ratio_interval(record.samples_ms, other.samples_ms, confidence)
 
 
 def kept_ratio(record: Record, baseline: Record | None, confidence: float) -> Interval | None:

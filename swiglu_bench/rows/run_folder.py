@@ -169,9 +169,8 @@ def read_layout(file: Path, kind: str) -> list[Record]:
         raise BadInput(f"{foreign}.") from None
     newest = max((int(row["schema"]) for row in rows if str(row.get("schema")).isdecimal()), default=0)
     if newest > SCHEMA_VERSION:
-        raise BadInput(
-            f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
-        )
+        schemas = f"schema {newest}; this one reads up to {SCHEMA_VERSION}"
+        raise BadInput(f"{file} was written by a newer swiglu-bench ({schemas}).")
     if not known:
         raise BadInput(f"{foreign}.")
     make = partial(row_of, kind, {} if kind == "run" else read_about(file.parent))

@@ -186,14 +186,10 @@ def error(rows: Rows, style: Style) -> Chart:
     log = max(map(value, usable)) >= WIDE
     by_name = grouped(usable, lambda row: row.implementation).values()
     shown = [row for own in sorted(by_name, key=lambda own: max(map(value, own))) for row in own]
-    points = [
-        _point(row, style, value) | ({"form": "cross"} if row.status is Status.INCORRECT else {})
-        for row in shown
-        if value(row) > 0 or not log
-    ]
-    chart = _dots(
-        points, style, unique(row.implementation for row in shown), _axis("error ÷ eager's error", TIMES, log), [1.0]
-    )
+    forms = {Status.INCORRECT: {"form": "cross"}}
+    points = [_point(row, style, value) | forms.get(row.status, {}) for row in shown if value(row) > 0 or not log]
+    names, axis = unique(row.implementation for row in shown), _axis("error ÷ eager's error", TIMES, log)
+    chart = _dots(points, style, names, axis, [1.0])
     what = "a point per case: the tensor with the largest error from fp64; dashed: eager"
     what += "; cross: incorrect" if any(row.status is Status.INCORRECT for row in usable) else ""
     return _titled(chart, "How precise, compared with eager?", usable, what, whole_section=True)
@@ -203,12 +199,10 @@ def pareto(rows: Rows, style: Style) -> Chart:
     """Peak memory against time at one token count; the line joins those that none beats at both."""
     usable = [row for row in timed(rows) if row.comparable and row.peak_bytes is not None]
     if len(usable) < 2:
-        mode = rows[0].mode
-        raise NoChart(
-            "No run in this report measured the memory of these cases: swiglu-bench memory does."
-            if mode == "step"
-            else f"swiglu-bench memory measures whole steps: there is no memory to plot against the time of a {mode}."
-        )
+        if (mode := rows[0].mode) == "step":
+            raise NoChart("No run in this report measured the memory of these cases: swiglu-bench memory does.")
+        why = f"there is no memory to plot against the time of a {mode}"
+        raise NoChart(f"swiglu-bench memory measures whole steps: {why}.")
     points = [_point(row, style, lambda row: row.time_ms) | {"mib": _mib(row.peak_bytes)} for row in usable]
     room = alt.Scale(zero=False, padding=20)
     x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=room, axis=alt.Axis(labelExpr=SIZES))
@@ -292,7 +286,7 @@ def _dots(
     x, base = alt.X("value:Q", **axis), _chart(points).encode(y=_rows(style, names))
     look = style.channels(names, legend=False)
     look["shape"] = alt.Shape("form:N", scale=None)
-    level = alt.Chart(alt.InlineData(values=[{"value": value} for value in levels]))
+    level = _chart([{"value": value} for value in levels])
     whiskers = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2)
     return _layers(
         level.mark_rule(strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
@@ -455,13 +449,8 @@ def training_charts(run: FinishedRun, style: Style) -> Iterator[tuple[str, Chart
     losses, names, frozen = _drawn(run)
     question = "How does the loss fall?"
     if names:
-        yield (
-            question,
-            _explained(
-                over_steps(losses, names, style),
-                "means over seeds" + ("; thin: eager's seeds one by one" if BASELINE in names else ""),
-            ),
-        )
+        about = "means over seeds" + ("; thin: eager's seeds one by one" if BASELINE in names else "")
+        yield question, _explained(over_steps(losses, names, style), about)
     else:
         yield question, NO_CURVE
     question = "How far is each loss from eager's?"
@@ -530,16 +519,10 @@ def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Col
 
 
 def _lines(points: list[Point], names: Sequence[str], style: Style, title: str, **mark: Any) -> alt.Chart:
-    return (
-        _chart(points)
-        .mark_line(clip=True, **mark)
-        .encode(
-            x=alt.X("step:Q", title="step", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(minExtent=44)),
-            tooltip=alt.Tooltip("name:N"),
-            **style.channels(names, lines=True),
-        )
-    )
+    x = alt.X("step:Q", title="step", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1))
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(minExtent=44))
+    look = style.channels(names, lines=True)
+    return _chart(points).mark_line(clip=True, **mark).encode(x=x, y=y, tooltip=alt.Tooltip("name:N"), **look)
 
 
 def _means(name: str, of_seeds: Sequence[Sequence[float]], seed: int = 0) -> list[Point]:
@@ -548,11 +531,8 @@ def _means(name: str, of_seeds: Sequence[Sequence[float]], seed: int = 0) -> lis
     every = max(1, len(values) // POINTS)
     parts = ((start, values[start : start + every]) for start in range(0, len(values), every))
     means = ((start + (len(part) - 1) / 2, statistics.fmean(part)) for start, part in parts)
-    return [
-        {"name": name, "seed": seed, "step": step, "value": float(f"{value:.6g}")}
-        for step, value in means
-        if math.isfinite(value)
-    ]
+    finite = ((step, float(f"{value:.6g}")) for step, value in means if math.isfinite(value))
+    return [{"name": name, "seed": seed, "step": step, "value": value} for step, value in finite]
 
 
 SPLIT = {False: "all tokens", True: "split sequence"}

@@ -126,9 +126,8 @@ def compare(before: FinishedRun, after: FinishedRun, tolerance: float, by: str =
     mine, theirs = ({(case_of(row), row.implementation): row for row in latest(run.records)} for run in runs)
     common = [key for key in theirs if key in mine]
     if not common:
-        raise BadInput(
-            f"{before.name} and {after.name} have no case and implementation in common; compare two that do."
-        )
+        both = f"{before.name} and {after.name}"
+        raise BadInput(f"{both} have no case and implementation in common; compare two that do.")
     baselines = [{row.baseline for row in run.records if row.baseline} for run in runs]
     if by == "ratio" and baselines[0] != baselines[1]:
         names = " and ".join(", ".join(sorted(names)) or "none" for names in baselines)

@@ -204,9 +204,8 @@ class Bar(Progress):
         if self.disable:
             return
         parts = list(renderables)
-        self._below = (
-            SegmentLines(self.console.render_lines(Group(*parts), pad=False), new_lines=True) if parts else None
-        )
+        lines = self.console.render_lines(Group(*parts), pad=False)
+        self._below = SegmentLines(lines, new_lines=True) if parts else None
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """What is drawn, from top to bottom."""

@@ -17,20 +17,11 @@ from swiglu_bench.machine.sources import standing
 from swiglu_bench.rows.figures import size, together, token_text, up_to
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
-from swiglu_bench.show import ranking
+from swiglu_bench.show import ranking, tables
 from swiglu_bench.show.charts import Chart, Style, answers, colours, style_of, theme, training_charts
 from swiglu_bench.show.ranking import Winner, workload_of
 from swiglu_bench.show.sections import Section, by_work, caption, remarks, sections
 from swiglu_bench.show.table import STYLES, Cell, Grid, across, meaning
-from swiglu_bench.show.tables import (
-    SYMBOLS,
-    compared,
-    contract_grids,
-    contract_reasons,
-    training_grids,
-    training_remarks,
-    workload_grids,
-)
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 OPEN = 4
@@ -95,7 +86,7 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
     """What the template shows of a section; its charts go to the end of `specs`."""
     found = list(answers(section, style))
     grids = [figures(shape, rows) for shape, rows in grouped(section.timed, attrgetter("shape")).items()]
-    grids += [grid for run in section.runs for grid in workload_grids(section.of(run), workload_of(run.about))]
+    grids += [grid for run in section.runs for grid in tables.workload_grids(section.of(run), workload_of(run.about))]
     return {
         "kind": section.kind,
         "split": section.split,
@@ -143,10 +134,10 @@ def _training(run: FinishedRun, style: Style, specs: list[Spec]) -> dict[str, An
         "runs": marked_run(run),
         "memory_from": "",
         "headline": f"{ended} of {len(rows)} trained to the end.",
-        "remarks": list(training_remarks(rows)),
+        "remarks": list(tables.training_remarks(rows)),
         "charts": [_charts(question, [("", chart)], specs) for question, chart in charts if not isinstance(chart, str)],
         "absent": [chart for _, chart in charts if isinstance(chart, str)],
-        "grids": list(training_grids(rows)),
+        "grids": list(tables.training_grids(rows)),
         "failed": [],
         "problems": None,
     }
@@ -156,9 +147,8 @@ def _charts(question: str, charts: Sequence[tuple[str, Chart]], specs: list[Spec
     """A question with its charts, which go to `specs` without what the page says or decides itself: title and width."""
     options = [{"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))]
     for _, chart in charts:
-        spec = {
-            name: of for name, of in chart.to_dict(validate=False).items() if name not in {"title", "config", "$schema"}
-        }
+        whole = chart.to_dict(validate=False).items()
+        spec = {name: of for name, of in whole if name not in {"title", "config", "$schema"}}
         spec["usermeta"]["question"] = question
         specs.append(spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}})
     return {"question": question, "about": specs[-1]["usermeta"]["about"], "options": options}
@@ -169,7 +159,7 @@ def figures(shape: str, rows: Sequence[Record]) -> Grid:
     counts = sorted({row.tokens for row in rows})
 
     def cell(row: Record) -> Cell:
-        text = "\n".join([row.shown("time_ms"), f"{compared(row)} {row.verdict}".strip()])
+        text = "\n".join([row.shown("time_ms"), f"{tables.compared(row)} {row.verdict}".strip()])
         return Text(text, STYLES.get(row.verdict, ""))
 
     grid = across("tokens", rows, counts, cell)
@@ -242,13 +232,13 @@ def audit(run: FinishedRun) -> dict[str, Any]:
     counts = Counter(cell.verdict for cell in run.audit)
     checks = unique(cell.check for cell in run.audit)
     reasons: list[list[Cell]] = [
-        [Text(verdict, SYMBOLS[verdict][1]), *others] for verdict, *others in contract_reasons(run.audit)
+        [Text(verdict, tables.SYMBOLS[verdict][1]), *others] for verdict, *others in tables.contract_reasons(run.audit)
     ]
     return {
         "run": run.label,
-        "matrices": list(contract_grids(run.audit, dict(zip(checks, checks, strict=True)))),
+        "matrices": list(tables.contract_grids(run.audit, dict(zip(checks, checks, strict=True)))),
         "counts": ", ".join(f"{counts[verdict]} {verdict}" for verdict in AuditVerdict),
-        "symbols": {verdict: symbol for verdict, (symbol, _) in SYMBOLS.items()},
+        "symbols": {verdict: symbol for verdict, (symbol, _) in tables.SYMBOLS.items()},
         "reasons": Grid(("verdict", "check", "reason", "implementation"), reasons) if reasons else None,
     }
 

@@ -128,9 +128,8 @@ def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Rec
     rows = [row for row in records if row.tokens in workload and row.status is not Status.SKIPPED]
     found = []
     for same in grouped(rows, attrgetter(*TABLE)).values():
-        by_name = {
-            name: {row.tokens: row for row in own} for name, own in grouped(same, attrgetter("implementation")).items()
-        }
+        named = grouped(same, attrgetter("implementation")).items()
+        by_name = {name: {row.tokens: row for row in own} for name, own in named}
         for own in by_name.values():
             baseline = next((row.baseline for row in own.values() if row.baseline), "")
             found.append(_total(own, by_name.get(baseline, {}), baseline, workload))

@@ -111,9 +111,8 @@ class Section:
     def title(self) -> str:
         """What the section is about, without the machine."""
         head = {"time": self.mode, "memory": "memory", "verify": "verification"}[self.kind]
-        return ", ".join(
-            filter(None, (f"{head} of {self.scope}", self.dtype, self.routing and f"{self.routing} routing"))
-        )
+        parts = (f"{head} of {self.scope}", self.dtype, self.routing and f"{self.routing} routing")
+        return ", ".join(filter(None, parts))
 
     @property
     def split(self) -> bool:
@@ -234,12 +233,12 @@ def remarks(section: Section) -> Iterator[str]:
     if noise:
         yield f"Noise: {section.baseline} against itself in the same rounds stays within {max(noise):.2%} of 1."
     yield from (text for text, _ in cautions(section.timed))
-    for why, rows in {
-        "queue_filled below 1, so that times may include waiting for the host": [
-            row for row in section.ok if row.queue_filled is not None and row.queue_filled < WAITS
-        ],
-        "fewer gradients than the baseline, not ranked (*)": [row for row in section.timed if not row.comparable],
-    }.items():
+    waiting = [row for row in section.ok if row.queue_filled is not None and row.queue_filled < WAITS]
+    lesser = [row for row in section.timed if not row.comparable]
+    for why, rows in (
+        ("queue_filled below 1, so that times may include waiting for the host", waiting),
+        ("fewer gradients than the baseline, not ranked (*)", lesser),
+    ):
         if rows:
             names = together(unique(row.implementation for row in rows))
             yield f"{names} at {tokens_text(row.tokens for row in rows)}: {why}."

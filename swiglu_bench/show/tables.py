@@ -262,10 +262,9 @@ def _loads(timed: list[Record]) -> Iterator[str]:
         rows = f"{first.expert_tokens_min} to {first.expert_tokens_max} (median {first.expert_tokens_median:g})"
         line = f"{first.tokens} tokens: {rows} per expert, {first.idle_experts} of {first.experts} without a token"
         line += f"; tiles of 128 rows would be {first.padding_share:.0%} padding"
-        alone = next(
-            (row.grouped_ms for row in (first, *others) if row.grouped_ms is not None and row.comparable), None
-        )
-        line += f"; torch's grouped products alone {milliseconds(alone)}" if alone is not None else ""
+        known = (row.grouped_ms for row in (first, *others) if row.grouped_ms is not None and row.comparable)
+        if (alone := next(known, None)) is not None:
+            line += f"; torch's grouped products alone {milliseconds(alone)}"
         yield f"{line}."
 
 
@@ -410,9 +409,8 @@ def _verify_rows(
 
 def training_tables(summaries: Sequence[Record]) -> Iterator[RenderableType]:
     """The tables of a training, and why figures are missing from them."""
-    for grid in training_grids(summaries):
-        yield from grid.parts()
-    yield from map(Text, training_remarks(summaries))
+    grids = (grid.parts() for grid in training_grids(summaries))
+    return chain(*grids, map(Text, training_remarks(summaries)))
 
 
 def training_grids(summaries: Sequence[Record]) -> Iterator[Grid]:
@@ -490,11 +488,8 @@ def _with_spread(mean: float | None, spread: float | None) -> str:
 
 
 CURVE: Column = ("curve", _curve)
-LEARNING: Sequence[Column] = (
-    ("final loss", lambda row: _with_spread(row.final_loss, row.final_loss_spread)),
-    ("minus eager's", _difference),
-    CURVE,
-)
+_final: Column = ("final loss", lambda row: _with_spread(row.final_loss, row.final_loss_spread))
+LEARNING: Sequence[Column] = (_final, ("minus eager's", _difference), CURVE)
 SPEED: Sequence[Column] = ("step_ms", ("ratio", ratio_text), ("verdict", _verdict))
 PARTS = (
     "block_forward_ms", "block_backward_ms", "optimizer_ms", "block_share", "saved_bytes", "peak_bytes",
@@ -509,10 +504,8 @@ def tp_tables(rows: Sequence[Record]) -> Iterator[RenderableType]:
         yield from _ranks_grid(_ranks_title(group[0]), group, RANKS, _ranks_noise(group)).parts()
         yield from _ranks_grid("Where its time goes", group, RANK_PARTS, "").parts()
     if groups:
-        yield Text(
-            f"Of the slowest rank. {legend(('ratio', 'single_ms', 'efficiency'))} ±: half the 95% interval.", "dim"
-        )
-        yield Text(legend(FIGURES_OF_RANKS), "dim")
+        note = f"Of the slowest rank. {legend(('ratio', 'single_ms', 'efficiency'))} ±: half the 95% interval."
+        yield from dim((note, legend(FIGURES_OF_RANKS)))
     for status, own in grouped((row for row in rows if row.status is not Status.OK), attrgetter("status")).items():
         yield from map(Text, by_reason(status, _with_cases(own, rows, "reason")))
     alone = _with_cases([row for row in timed if row.single_reason], rows, "single_reason")
@@ -586,8 +579,7 @@ WORKLOAD_NOTE = (
 
 def workload_tables(records: Iterable[Record], workload: Mapping[int, float]) -> Iterator[RenderableType]:
     """A workload's totals for a terminal."""
-    for grid in workload_grids(records, workload):
-        yield from grid.parts()
+    return chain.from_iterable(grid.parts() for grid in workload_grids(records, workload))
 
 
 def workload_grids(records: Iterable[Record], workload: Mapping[int, float]) -> Iterator[Grid]:
@@ -644,8 +636,6 @@ def contract_reasons(cells: Sequence[Record]) -> Iterator[tuple[str, str, str, s
     order: tuple[str, ...] = (AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.NOT_RUN, AuditVerdict.PASS)
     found = grouped((cell for cell in cells if cell.reason), what)
     for key, same in sorted(found.items(), key=lambda item: order.index(item[0][0])):
-        names = grouped(same, attrgetter("implementation"))
-        yield (
-            *key,
-            "; ".join(f"{name} ({', '.join(unique(cell.scope for cell in own))})" for name, own in names.items()),
-        )
+        by_name = grouped(same, attrgetter("implementation"))
+        who = (f"{name} ({', '.join(unique(cell.scope for cell in own))})" for name, own in by_name.items())
+        yield *key, "; ".join(who)

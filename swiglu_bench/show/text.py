@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from swiglu_bench.cases.cases import ACTIVATIONS, WEIGHTS, Scope
@@ -139,9 +140,8 @@ def _pytest_benchmark(records: Sequence[Record], about: Mapping[str, Any]) -> st
             "param": None, "extra_info": {name: getattr(record, name) for name in kept}, "options": {}, "stats": stats,
         })  # fmt: skip
     if not found and any(record.time_ms is not None for record in records):
-        raise BadInput(
-            "--export pytest-benchmark: no samples are beside the rows; give a run's folder with its samples."
-        )
+        lack = "no samples are beside the rows; give a run's folder with its samples"
+        raise BadInput(f"--export pytest-benchmark: {lack}.")
     host = {"node": machine.get("host", ""), "processor": machine.get("cpu", ""), "machine": machine.get("device", "")}
     versions = {"python_version": machine.get("python", ""), "system": machine.get("system", "")}
     whole = {
@@ -174,11 +174,8 @@ def _flashinfer_trace(records: Sequence[Record], about: Mapping[str, Any]) -> st
         if record.time_ms is not None:
             evaluation["performance"] = {"latency_ms": record.time_ms}
             if record.ratio:
-                of_baseline = {
-                    "reference_latency_ms": record.time_ms / record.ratio,
-                    "speedup_factor": 1 / record.ratio,
-                }
-                evaluation["performance"] |= of_baseline
+                reference_ms, factor = record.time_ms / record.ratio, 1 / record.ratio
+                evaluation["performance"] |= {"reference_latency_ms": reference_ms, "speedup_factor": factor}
         sizes = {name: getattr(record, name) for name in ("tokens", "hidden", "intermediate", "experts", "top_k")}
         case = _label(record).rpartition("/")[0]
         definition = f"swiglu_{record.scope}_{record.mode}_{record.dtype}_h{record.hidden}_i{record.intermediate}"
@@ -190,15 +187,8 @@ def _flashinfer_trace(records: Sequence[Record], about: Mapping[str, Any]) -> st
                 "uuid": str(uuid.uuid5(uuid.NAMESPACE_URL, f"swiglu-bench:{case}")),
             },
         })  # fmt: skip
-    return "".join(json.dumps(_named(line), ensure_ascii=False) + "\n" for line in found)
-
-
-def _named(value: Any) -> Any:
-    """The value with what is not finite by the names that pydantic reads."""
-    if isinstance(value, dict):
-        return {key: _named(item) for key, item in value.items()}
-    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-    return names[str(value)] if isinstance(value, float) and not math.isfinite(value) else value
+    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # which pydantic reads
+    return "".join(json.dumps(_finite(line, names), ensure_ascii=False) + "\n" for line in found)
 
 
 EXPORTS = {
@@ -239,12 +229,13 @@ def _new(file: Path) -> BinaryIO:
         raise BadInput(f"--output: {file} cannot be written: {why}; give a file that can.") from None
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: Any, names: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """The value with what is not finite by other names, or None."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _finite(item, names) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_finite(item, names) for item in value]
+    return names.get(str(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 CHECK_FIELDS = tuple(figures(TensorCheck))
@@ -315,10 +306,8 @@ class Table:
         names, *rows = csv.reader(io.StringIO(whole.decode("utf-8", errors="replace"))) if whole else [[]]
         for number, row in enumerate(rows, 2):
             if len(row) != len(names):
-                cells = f"{len(row)} cells and not {len(names)}"
-                raise BadInput(
-                    f"--out: line {number} of {self.path} was cut in the middle ({cells}); delete that line."
-                )
+                cut = f"was cut in the middle ({len(row)} cells and not {len(names)})"
+                raise BadInput(f"--out: line {number} of {self.path} {cut}; delete that line.")
         if whole != content:
             os.truncate(self.path, len(whole))
             self.cut_short = True

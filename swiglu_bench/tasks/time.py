@@ -18,16 +18,8 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import Interval, noise_interval, percentile
 from swiglu_bench.rows.record import Load, Record, Status
+from swiglu_bench.tasks import time_row
 from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
-from swiglu_bench.tasks.time_row import (
-    GpuWatch,
-    measure_beside,
-    measure_new_tokens,
-    note_comparison,
-    note_time,
-    note_work,
-    profile,
-)
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.chains import Chains, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
@@ -110,7 +102,7 @@ class _TimedCase(CaseRun):
     def _time_together(self, members: Sequence[Entry], base: Entry | None) -> None:
         """Time some contenders, and without the one that makes others slow, should there be one."""
         twins = self._twins(base, max(1, self.seats - len(members))) if base else []
-        watch = GpuWatch(*self._nvml())
+        watch = time_row.GpuWatch(*self._nvml())
         turns = self._fill_rows(members, twins, watch)
         for entry in members:
             self._check_again(entry)
@@ -129,9 +121,9 @@ class _TimedCase(CaseRun):
                 entry.record.end(Status.OK, "")
             self._time_together(sound, base if base in sound else None)
             return
-        measure_beside(self.court, self.case, sound, watch.gpu, self._tell_timing)
-        measure_new_tokens(self.court, self.case, sound, self._tell_timing)
-        profile(self.court, self.case, sound, self._tell_timing)
+        time_row.measure_beside(self.court, self.case, sound, watch.gpu, self._tell_timing)
+        time_row.measure_new_tokens(self.court, self.case, sound, self._tell_timing)
+        time_row.profile(self.court, self.case, sound, self._tell_timing)
 
     def _tell_timing(self, doing: str, share: float) -> None:
         self.court.tell(doing, 0.5 + 0.5 * share)
@@ -216,7 +208,9 @@ class _TimedCase(CaseRun):
                     kept.gpu_note = f"{reason}."
         return kept.gpu, kept.gpu_note
 
-    def _fill_rows(self, entries: Sequence[Entry], twins: Sequence[Contender], watch: GpuWatch) -> Sequence[Turn]:
+    def _fill_rows(
+        self, entries: Sequence[Entry], twins: Sequence[Contender], watch: time_row.GpuWatch
+    ) -> Sequence[Turn]:
         """Play the rounds and fill every entry's row: all samples in order; `twins` are more of the baseline."""
         case, by_name = self.case, {entry.contender.name: entry for entry in entries}
         baseline = self.baseline if twins else ""
@@ -265,13 +259,13 @@ class _TimedCase(CaseRun):
                 record.baseline = baseline
                 record.comparable = case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
             if record.status is Status.OK:
-                note_time(record, rounds, self.court.settings, self.court.machine)
-                note_comparison(record, rounds, noise, aliases)
+                time_row.note_time(record, rounds, self.court.settings, self.court.machine)
+                time_row.note_comparison(record, rounds, noise, aliases)
                 watch.note(record)
                 if found:
                     record.cpus, record.other_cpus, record.steal = found.cpus, found.others, found.steal
                 products_ms = ms_of((tuple(costs.products(case, entry.gradients)), bool(record.precision)))
-                note_work(record, case, entry.gradients, self._ceilings, products_ms, self.court.machine)
+                time_row.note_work(record, case, entry.gradients, self._ceilings, products_ms, self.court.machine)
                 grouped_ms = [] if record.precision else ms_of(entry.gradients)
                 record.grouped_ms = percentile(grouped_ms, 50) if grouped_ms else None
         return judge.turns
@@ -308,7 +302,7 @@ class _TimedCase(CaseRun):
         return found
 
     def _play(
-        self, timed: Sequence[TimedCall], judge: RoundJudge, baseline: str, watch: GpuWatch,
+        self, timed: Sequence[TimedCall], judge: RoundJudge, baseline: str, watch: time_row.GpuWatch,
         before: Rounds | None = None,
     ) -> Rounds:  # fmt: skip
         """The rounds; with those `before`, as many again, which no contender can tell from more of the same."""

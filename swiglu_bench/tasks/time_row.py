@@ -158,10 +158,8 @@ def _in_cycles(record: Record, rounds: Rounds, said: str, noise: float, where: s
     if ratio is None:
         return None
     if (found := verdict(ratio, noise)) != said:
-        interval = f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), {found}"
-        record.remark(
-            f"Its verdict{where} is not confirmed in cycles of the GPU's clock: there the ratio is {interval}."
-        )
+        there = f"there the ratio is {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), {found}"
+        record.remark(f"Its verdict{where} is not confirmed in cycles of the GPU's clock: {there}.")
     return ratio.median
 
 
@@ -172,9 +170,8 @@ def measure_beside(court: Court, case: Case, entries: Sequence[Entry], gpu: Gpu 
     """Fill the columns of rows that are right so far, each in rounds of its own. A CPU has none of these figures."""
     if court.settings.device.type != "cuda" or not entries:
         return
-    rule = replace(
-        court.settings.rule, max_rounds=MOST_ROUNDS, min_s=0.0, budget_s=court.settings.rule.budget_s * SHARE_OF_BUDGET
-    )
+    budget_s = court.settings.rule.budget_s * SHARE_OF_BUDGET
+    rule = replace(court.settings.rule, max_rounds=MOST_ROUNDS, min_s=0.0, budget_s=budget_s)
 
     def names(name: str) -> Sequence[str]:
         (mine,) = (entry for entry in entries if entry.contender.name == name)

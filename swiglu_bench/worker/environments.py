@@ -255,12 +255,8 @@ def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
         constraints, made = Path(temporary) / "constraints.txt", Path(temporary) / "layer"
         constraints.write_text("\n".join(kept), encoding="utf-8")
         told = _uv("install", "--dry-run", "--break-system-packages", "-c", str(constraints), *links, *requirements)
-        others = [
-            f"{found[1]}=={found[2]}"
-            for line in told.splitlines()
-            if (found := re.fullmatch(r" \+ (\S+)==(\S+)(?: \(.*\))?", line))
-            and canonicalize_name(found[1]) not in named
-        ]
+        pinned_by_it = re.findall(r"^ \+ (\S+)==(\S+)(?: \(.*\))?$", told, re.MULTILINE)
+        others = [f"{name}=={version}" for name, version in pinned_by_it if canonicalize_name(name) not in named]
         _uv("install", "--no-deps", "--target", str(made), *links, *requirements, *others)
         for name in SHARED:
             if (made / name).exists():
@@ -280,9 +276,8 @@ def _named(requirements: Sequence[str]) -> dict[str, Requirement | str]:
             found[canonicalize_name(each.name)] = each
         except InvalidRequirement:
             if not os.path.exists(text) and "://" not in text:
-                raise BadInput(
-                    f"--with: {text!r} is neither a requirement, as liger-kernel==0.7.0, nor a path or URL."
-                ) from None
+                expected = "neither a requirement, as liger-kernel==0.7.0, nor a path or URL"
+                raise BadInput(f"--with: {text!r} is {expected}.") from None
             found[text] = text
     return found
 
@@ -310,9 +305,8 @@ def _uv(*arguments: str) -> str:
         program = uv.find_uv_bin()
     if program is None:
         raise BadInput("--with needs uv, which makes the folder of packages; pip install uv.")
-    done = subprocess.run(
-        [program, "pip", "--color", "never", *arguments, "--python", sys.executable], capture_output=True, text=True
-    )
+    command = [program, "pip", "--color", "never", *arguments, "--python", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = " ".join(re.sub(r"^[^\w]*(error|cause|hint):\s*", "", line.strip()) for line in done.stderr.splitlines()
                         if not line.startswith(("Using ", "Resolved ", "warning")))  # fmt: skip

@@ -300,10 +300,9 @@ def check_alike(first: Place, other: Place) -> None:
     for name in (*sources.MACHINE, "tuned_tiles"):
         mine, theirs = getattr(first.machine, name), getattr(other.machine, name)
         if mine != theirs:
-            raise BadInput(
-                f"{first.name} and {other.name} are not alike: {name} is {mine or 'unknown'} and "
-                f"{theirs or 'unknown'}; sweep over one kind of machine at a time."
-            )
+            what = f"{name} is {mine or 'unknown'} and {theirs or 'unknown'}"
+            advice = "sweep over one kind of machine at a time"
+            raise BadInput(f"{first.name} and {other.name} are not alike: {what}; {advice}.")
 
 
 def gpus(text: str) -> list[Place]:

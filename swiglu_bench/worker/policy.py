@@ -165,17 +165,13 @@ def too_large(settings: Settings, case: Case, free_bytes: int, processes: int = 
 def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings) -> str | None:
     """Why the case's rounds do not fit into the budget, or None."""
     names, rule = WEIGHTS[case.scope] + ("x",), settings.rule
-    once = max(
-        costs.flops(case, names) / ceilings.matmul_tflops / 1e12,
-        costs.min_bytes(case, names) / ceilings.copy_gbps / 1e9,
-    )
-    seconds = once * (contenders + 2) * (rule.min_rounds + rule.warmup_rounds)
-    if seconds > rule.budget_s:
-        return (
-            f"Its minimum of rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s; "
-            f"--budget {math.ceil(seconds)} would time it."
-        )
-    return None
+    products_s = costs.flops(case, names) / ceilings.matmul_tflops / 1e12
+    bytes_s = costs.min_bytes(case, names) / ceilings.copy_gbps / 1e9
+    seconds = max(products_s, bytes_s) * (contenders + 2) * (rule.min_rounds + rule.warmup_rounds)
+    if seconds <= rule.budget_s:
+        return None
+    much = f"about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s"
+    return f"Its minimum of rounds would take {much}; --budget {math.ceil(seconds)} would time it."
 
 
 # Whether a CPU can do in reasonable time what was asked for, told before anything starts; a GPU always can
@@ -197,17 +193,12 @@ def check_sweep(
     """Raise BadInput for what takes this CPU longer than --budget, or if timed, half an hour and all cases' budgets."""
     timed, work, interpreted, judged_s = settings.task is Task.TIME, dict.fromkeys(Dtype, 0.0), 0.0, 0.0
     for case in cases:
-        here = [
-            known
-            for known in implementations
-            if known.refuses(case) is None and known.unavailable("cpu", settings.interpreter) is None
-        ]
+        asked = [known for known in implementations if known.refuses(case) is None]
+        here = [known for known in asked if known.unavailable("cpu", settings.interpreter) is None]
         by_triton = sum(known.backend == "triton" for known in here)
         names = (*WEIGHTS[case.scope], "x")
-        calls = CALLS + CALLS_OF_USE[case.mode]
-        work[case.dtype] += (
-            (len(here) - by_triton + 2) * calls * costs.flops(case, names)
-        )  # 2: the reference, and truth
+        each = (CALLS + CALLS_OF_USE[case.mode]) * costs.flops(case, names)
+        work[case.dtype] += (len(here) - by_triton + 2) * each  # 2: the reference, and truth
         interpreted += by_triton * CALLS * costs.flops(dataclasses.replace(case, mode=Mode.FORWARD), names)
         if timed:
             size = costs.tensor_elements(case)
@@ -232,9 +223,8 @@ def _seconds(this: machine.Machine, device: torch.device, work: Mapping[Dtype, f
     from swiglu_bench.machine.ceilings_cache import Limits
 
     limits = Limits(this, device, make_clock(device))
-    return sum(
-        flops / limits.product(getattr(torch, dtype.value)).value / 1e12 for dtype, flops in work.items() if flops
-    )
+    asked = {getattr(torch, dtype.value): flops for dtype, flops in work.items() if flops}
+    return sum(flops / limits.product(dtype).value / 1e12 for dtype, flops in asked.items())
 
 
 def _interpreter_flops_per_s() -> float:

@@ -30,15 +30,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock
-from swiglu_bench.worker import forkserver, worker
-from swiglu_bench.worker.child import (
-    END_TIMEOUT_S,
-    CannotGoOn,
-    ContenderFailed,
-    DoesNotEnd,
-    last_words,
-    manner_of_death,
-)
+from swiglu_bench.worker import child, forkserver, worker
 
 T = TypeVar("T")
 Send = Callable[[str, Any], object]
@@ -56,7 +48,7 @@ LATE = "Timeout ("
 """How faulthandler begins the last words of a rank that took too long."""
 
 
-class GroupLost(CannotGoOn):
+class GroupLost(child.CannotGoOn):
     """The ranks no longer work together; the message says why, as part of a sentence."""
 
 
@@ -137,7 +129,7 @@ class Group:
         reason = _reason(failed, self.size)
         if not all(ok for ok, _ in self._outcomes(self.meet, self.limit_s)):
             raise GroupLost(reason)
-        raise ContenderFailed(reason)
+        raise child.ContenderFailed(reason)
 
     def _outcomes(self, action: Callable[[], T], limit_s: float) -> list[tuple[bool, Any]]:
         if self.watched:
@@ -270,19 +262,19 @@ class LocalRanks:
             where = " | ".join(" ".join(line.split()) for line in stack.splitlines()[1:4])
             return f"rank {rank}: it took longer than {self._limit_s:g} s (--timeout); its log {log} says: {where}"
         code = ended.failures[rank].exitcode if ended.failures else 0
-        return f"rank {rank}: {manner_of_death(code)}; {last_words(log, begin)}"
+        return f"rank {rank}: {child.manner_of_death(code)}; {child.last_words(log, begin)}"
 
     def end(self) -> None:
         """Kill the processes with all that they started; raises DoesNotEnd where one is still there."""
         for pid in self.pids.values():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-        self._context.close(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM, int(END_TIMEOUT_S))
+        self._context.close(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM, int(child.END_TIMEOUT_S))
         self._messages.close()
         for pid in self.pids.values():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, 0)
-                raise DoesNotEnd(f"Process {pid} was killed and does not end; what it holds is not free.")
+                raise child.DoesNotEnd(f"Process {pid} was killed and does not end; what it holds is not free.")
 
 
 def _serve(
@@ -301,4 +293,4 @@ def _serve(
         send("end", None)
     except GroupLost as loss:
         send("lost", str(loss))
-        time.sleep(END_TIMEOUT_S)  # the rank that caused it is to be the first to end
+        time.sleep(child.END_TIMEOUT_S)  # the rank that caused it is to be the first to end

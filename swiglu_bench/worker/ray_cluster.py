@@ -97,10 +97,8 @@ class RayCluster(Places):
                 greeted.append(self._greet(number, answer))
         if not greeted:
             self.close()
-            raise BadInput(
-                f"--ray: none of the cluster's {self._count} {self._resource}s came free in {JOIN_S:.0f} s; "
-                "`ray status` says who has them."
-            )
+            none = f"none of the cluster's {self._count} {self._resource}s came free in {JOIN_S:.0f} s"
+            raise BadInput(f"--ray: {none}; `ray status` says who has them.")
         assert self._first is not None
         return self._first.machine
 
@@ -227,9 +225,8 @@ class RayCluster(Places):
         place = Place(number, Machine(**answer["machine"]))
         if (answer["version"], answer["code"]) != (__version__, sources.code()):
             other = answer["version"] if answer["version"] != __version__ else f"other code of {__version__}"
-            raise BadInput(
-                f"--ray: {place.machine.host} has {other} and this host {__version__}; install the same everywhere."
-            )
+            unlike = f"{place.machine.host} has {other} and this host {__version__}"
+            raise BadInput(f"--ray: {unlike}; install the same everywhere.")
         self._first = self._first or place
         check_alike(self._first, place)
         self._actors[number].place = place
@@ -265,9 +262,8 @@ def _try(address: str) -> None:
     """Raise BadInput where no cluster is to be had. Another process tries it: Ray itself may wait without an end."""
     told = "start one with `ray start`, and sweep on one of its hosts"
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", TRIAL, address], capture_output=True, text=True, errors="replace", timeout=ANSWER_S
-        )
+        command = [sys.executable, "-c", TRIAL, address]
+        tried = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_S)
     except subprocess.TimeoutExpired:
         raise BadInput(f"--ray: no cluster answers at {address} within {ANSWER_S:.0f} s; {told}.") from None
     if tried.returncode:

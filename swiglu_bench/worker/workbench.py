@@ -22,36 +22,16 @@ from swiglu_bench.cases import fp8
 from swiglu_bench.cases.cases import PLAIN, Case, Extras, Mode
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.check import usage
+from swiglu_bench.check import results, usage
 from swiglu_bench.check.built import Built, Call, Produced
 from swiglu_bench.check.chain import Chain
 from swiglu_bench.check.inputs import Desk, Draw, make_problem, new_draw, numbers, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.results import (
-    GlobalState,
-    Letterbox,
-    Sizes,
-    fingerprint,
-    form_fault,
-    poison,
-    put_functions_back,
-    random_state,
-)
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
 from swiglu_bench.measure.resources import UNJOINED, Graph, capture
+from swiglu_bench.worker import worker
 from swiglu_bench.worker.ahead import choose_nothing, every_candidate
 from swiglu_bench.worker.policy import Settings
-from swiglu_bench.worker.worker import (
-    BuildReport,
-    CallReport,
-    ChainReport,
-    FaultReport,
-    LayoutReport,
-    MemoryReport,
-    SampleReport,
-    TimesReport,
-    UsageReport,
-)  # fmt: skip
 
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""
@@ -66,21 +46,23 @@ _sleep = getattr(torch.cuda, "_sleep", None)
 class Workbench:
     """One implementation in one process. Methods are asked for by name, from the parent."""
 
-    def __init__(self, settings: Settings, implementation: Implementation, state: GlobalState | None = None) -> None:
+    def __init__(
+        self, settings: Settings, implementation: Implementation, state: results.GlobalState | None = None
+    ) -> None:
         """Make the device's context. `state` is that of before the implementation was imported."""
         self.settings = settings
         self._implementation = implementation
         self._device = settings.device
         self._on_gpu = settings.device.type == "cuda"
         torch.zeros((), device=settings.device)
-        self._boxes: dict[str, Letterbox] = {}
+        self._boxes: dict[str, results.Letterbox] = {}
         self._earlier: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         self._begun: Call | None = None
         self._graph: Graph | None = None
         self._chain: Chain | None = None
         self._layers: list[Built] = []
         self._used: tuple[object, Built] | None = None
-        self._state = state or GlobalState()
+        self._state = state or results.GlobalState()
         self._replaced: set[str] = set()
 
     @property
@@ -115,14 +97,14 @@ class Workbench:
         built, draw = Built(REFERENCE, make_problem(small, self._device)), Draw(0)
         for _ in range(2):
             produced = built.train(draw) | built.infer(draw)
-            poison(built.problem, backward=True)
+            results.poison(built.problem, backward=True)
             for value in (*produced.values(), *built.desk.given.values()):
-                fingerprint(value)
+                results.fingerprint(value)
             call = built.call(Mode.STEP, draw)
             self.clock.sample(lambda: call.run(self.clock.pause), 100.0, call.prepare)  # noqa: B023
         self.clock.synchronize()
 
-    def build(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> BuildReport:
+    def build(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> worker.BuildReport:
         """Build the implementation for a case; raises what it raises."""
         self.forget()
         self._put_back()
@@ -133,8 +115,8 @@ class Workbench:
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
         self._built.as_they_lie, layout = True, self._built.layout
-        told = LayoutReport.of(layout) if layout else None
-        return BuildReport(gradients=list(self._built.gradients), layout=told)
+        told = worker.LayoutReport.of(layout) if layout else None
+        return worker.BuildReport(gradients=list(self._built.gradients), layout=told)
 
     def numbers(self) -> str:
         """A mark of the random numbers that are drawn here for the case."""
@@ -158,25 +140,25 @@ class Workbench:
         self._boxes.clear()
         torch.cuda.empty_cache()
 
-    def open_letterbox(self, kind: str, address: bytes, sizes: Sizes) -> None:
+    def open_letterbox(self, kind: str, address: bytes, sizes: results.Sizes) -> None:
         """Map the judge's memory for results of a kind."""
         dtype = {"codes": fp8.E4M3, "scales": torch.float32}.get(kind, torch_dtype(self._problem.case))
         self._open(kind, address, sizes, dtype)
 
-    def _open(self, kind: str, address: bytes, sizes: Sizes, dtype: torch.dtype) -> Letterbox:
+    def _open(self, kind: str, address: bytes, sizes: results.Sizes, dtype: torch.dtype) -> results.Letterbox:
         """The judge has closed the last of this kind, and that of usage: they go before another is mapped."""
         for closed in (kind, USAGE):
             self._boxes.pop(closed, None)
-        self._boxes[kind] = Letterbox.open(address, sizes, dtype)
+        self._boxes[kind] = results.Letterbox.open(address, sizes, dtype)
         return self._boxes[kind]
 
-    def check(self, draw: Draw, train: bool) -> CallReport:
+    def check(self, draw: Draw, train: bool) -> worker.CallReport:
         """One call, forward alone or with its backward, watched: what it changes that it must not, what comes late."""
         problem, built = self._problem, self._built
         overwrites = built.implementation.overwrites if train else frozenset()
         before = _fingerprints(self._weights)
-        chance = random_state()
-        poison(problem, backward=train)
+        chance = results.random_state()
+        results.poison(problem, backward=train)
         if self._on_gpu and _sleep is not None:
             self._hold(everywhere=bool(self._earlier[0]))
         handed: dict[str, tuple[Tensor, Tensor]] = {}
@@ -190,19 +172,20 @@ class Workbench:
         self.clock.synchronize()
         late = _changed(_plain(produced), prints)
         for name in late:
-            faults[name] = FaultReport(check="complete on return", reason="was not complete when its stream was done")
+            unfinished = "was not complete when its stream was done"
+            faults[name] = worker.FaultReport(check="complete on return", reason=unfinished)
         for name in _changed(*self._earlier):
             if name in produced and name not in late and not self._lies_on_desk(self._earlier[0][name]):
-                faults.setdefault(name, FaultReport(check="kept", reason="was changed by the next call"))
+                faults.setdefault(name, worker.FaultReport(check="kept", reason="was changed by the next call"))
         conduct = self._conduct(draw, overwrites, before, train and bool(built.gradients))
-        if self._earlier[0] and random_state() != chance:  # the first call may tune itself with random numbers
+        if self._earlier[0] and results.random_state() != chance:  # the first call may tune itself with random numbers
             conduct["random state"] = "drew from a global random number generator, which SwiGLU does not need"
         self._earlier = _plain(produced), prints
         operands = self._deliver_operands(handed, conduct) if built.hand_over else None
         if self._on_gpu:  # other processes need the memory that this one's allocator would keep
             torch.cuda.empty_cache()
         delivered, faults = self._by_weight([n for n in delivered if n not in late], faults)
-        return CallReport(delivered=delivered, faults=faults, conduct=conduct, operands=operands)
+        return worker.CallReport(delivered=delivered, faults=faults, conduct=conduct, operands=operands)
 
     def _hold(self, everywhere: bool) -> None:
         """Keep the GPU from this stream's queue, and `everywhere` from those of torch's pools.
@@ -239,7 +222,7 @@ class Workbench:
         """
         self._put_back()
         mode = self._problem.case.mode
-        poison(self._problem, mode is not Mode.FORWARD)
+        results.poison(self._problem, mode is not Mode.FORWARD)
         if not self.settings.rule.rest_s:
             self._built.call(mode, Draw(~draw.seed))()
         if mode is Mode.BACKWARD:
@@ -247,7 +230,7 @@ class Workbench:
             self._begun.begin()
         self.clock.synchronize()
 
-    def sample(self, draw: Draw, lead_us: float, timed_by: str = "", led: bool = False) -> SampleReport:
+    def sample(self, draw: Draw, lead_us: float, timed_by: str = "", led: bool = False) -> worker.SampleReport:
         """One timed call of the case's mode, inputs drawn behind the spin; `led`: its `lead_in` came before.
 
         `timed_by` is "" for the device's clock, "latency", or "hot" where the L2 is not flushed.
@@ -261,7 +244,7 @@ class Workbench:
         clock, pause = (self._latency, contextlib.nullcontext) if latency else (own, own.pause)
         return self._take(clock, lambda: call.run(pause), lambda: call.prepare(draw), call.results, lead_us)
 
-    def first_calls(self, counts: Sequence[int]) -> TimesReport:
+    def first_calls(self, counts: Sequence[int]) -> worker.TimesReport:
         """One call of the layer with each of some token counts: a forward, or else a forward and backward."""
         found = []
         for tokens in counts:
@@ -277,7 +260,7 @@ class Workbench:
                 self._built.run_on(given, upstream)
             self.clock.synchronize()
             found.append((time.perf_counter() - began) * 1e3)
-        return TimesReport(ms=found)
+        return worker.TimesReport(ms=found)
 
     def record(self, mode: Mode) -> str:
         """Record the work of a mode, for all layers, as a CUDA graph; why it cannot be recorded, or ""."""
@@ -301,7 +284,7 @@ class Workbench:
         self._must_answer(error)
         return f"It cannot be recorded: {one_line(error)}"
 
-    def replay(self, draw: Draw, lead_us: float) -> SampleReport:
+    def replay(self, draw: Draw, lead_us: float) -> worker.SampleReport:
         """One timed replay on new inputs, which are copied in before it.
 
         One layer, which none can know when it is recorded, has those of the draw and hands over its results.
@@ -320,9 +303,8 @@ class Workbench:
         """Make a chain of calls of the case's mode ready; why it cannot be recorded, where it is to be, or ""."""
         self._put_back()
         self._chain = None
-        chain = Chain(
-            self._built, self._problem.case.mode, draw, calls, self._boxes["results"].tensors, self.clock.flush
-        )
+        mode, sums = self._problem.case.mode, self._boxes["results"].tensors
+        chain = Chain(self._built, mode, draw, calls, sums, self.clock.flush)
         if recorded:
             try:
                 chain.record(self._device)
@@ -332,17 +314,17 @@ class Workbench:
         self._chain = chain
         return ""
 
-    def chain(self, key: int | None) -> ChainReport:
+    def chain(self, key: int | None) -> worker.ChainReport:
         """Make the calls of the chain that is ready, its first inputs by `key`; the sums of results are handed over.
 
         Without a key nothing is done, which shows what the question takes.
         """
         if key is None:
-            return ChainReport(marks=[])
+            return worker.ChainReport(marks=[])
         assert self._chain is not None
         marks = self._chain.run(key)
         self.clock.synchronize()
-        return ChainReport(marks=marks)
+        return worker.ChainReport(marks=marks)
 
     def repeat(self, calls: int) -> None:
         """Make the same call `calls` times back to back, and wait until all are done."""
@@ -371,28 +353,28 @@ class Workbench:
             self.profiled(draws, lambda: torch.profiler.record_function(label))
         profiler.export_chrome_trace(file)
 
-    def memory(self, draw: Draw) -> MemoryReport:
+    def memory(self, draw: Draw) -> worker.MemoryReport:
         """Bytes of one forward and backward."""
-        return MemoryReport(**dataclasses.asdict(self._built.memory(draw)))
+        return worker.MemoryReport(**dataclasses.asdict(self._built.memory(draw)))
 
-    def deliver_weights(self) -> CallReport:
+    def deliver_weights(self) -> worker.CallReport:
         """Hand over the weights as the contender has them now."""
         wanted, built = self._boxes["weights"].tensors, self._built
         views = {name: view for name, view in built.views.items() if name in wanted}
         found = {name: view.read(built.parameters[view.parameter].detach()) for name, view in views.items()}
         delivered, _ = self._deliver("weights", found, [])
         self.clock.synchronize()
-        return CallReport(delivered=delivered, faults={}, conduct={})
+        return worker.CallReport(delivered=delivered, faults={}, conduct={})
 
-    def conduct(self) -> CallReport:
+    def conduct(self) -> worker.CallReport:
         """What it has replaced or left behind in its process."""
         self._put_back()
         found = {"own clock": f"replaced {', '.join(sorted(self._replaced))}"} if self._replaced else {}
         if self._state.changed:
             found["global state"] = f"changed {', '.join(sorted(self._state.changed))}"
-        return CallReport(delivered=[], faults={}, conduct=found)
+        return worker.CallReport(delivered=[], faults={}, conduct=found)
 
-    def use(self, asked: usage.Question, address: bytes, sizes: Sizes) -> UsageReport:
+    def use(self, asked: usage.Question, address: bytes, sizes: results.Sizes) -> worker.UsageReport:
         """Run a scenario of a model's use: at the case's own size on the layer that is timed, else on one for that."""
         box = self._open(USAGE, address, sizes, torch_dtype(asked.case))
         config: Any = sys.modules.get("torch._dynamo.config")
@@ -405,11 +387,11 @@ class Workbench:
             layer = self._layer_to_use(asked)
             built = True
             before = {} if changes else _fingerprints(layer.parameters)
-            poison(layer.problem, backward=asked.train)
-            results = usage.Arrangement(layer, asked).run()
+            results.poison(layer.problem, backward=asked.train)
+            found = usage.Arrangement(layer, asked).run()
             for name, place in box.tensors.items():
-                if form_fault(results.get(name), place.shape, place.dtype, place.device) is None:
-                    place.copy_(results[name])
+                if results.form_fault(found.get(name), place.shape, place.dtype, place.device) is None:
+                    place.copy_(found[name])
                     delivered.append(name)
             torn = _changed(layer.parameters, before) if not changes else []
         except Exception as error:  # an implementation may raise anything
@@ -423,7 +405,7 @@ class Workbench:
         if self._on_gpu:
             torch.cuda.empty_cache()
         conduct = {"inputs unchanged": f"changed its parameters {', '.join(torn)}"} if torn else {}
-        return UsageReport(delivered=delivered, raised=raised, built=built, conduct=conduct)
+        return worker.UsageReport(delivered=delivered, raised=raised, built=built, conduct=conduct)
 
     def _layer_to_use(self, asked: usage.Question) -> Built:
         if asked.case == self._case:
@@ -443,25 +425,25 @@ class Workbench:
             torch.cuda.empty_cache()
 
     def _put_back(self) -> None:
-        self._replaced.update(put_functions_back())
+        self._replaced.update(results.put_functions_back())
         self._state.put_back()
 
     def _take(
         self, clock: Clock, run: Callable[[], object], prepare: Callable[[], None],
         results: Callable[[], Produced], lead_us: float,
-    ) -> SampleReport:  # fmt: skip
-        handed: list[tuple[list[str], dict[str, FaultReport]]] = []
+    ) -> worker.SampleReport:  # fmt: skip
+        handed: list[tuple[list[str], dict[str, worker.FaultReport]]] = []
         taken = clock.sample(run, lead_us, prepare, lambda: handed.append(self._deliver("results", results(), [])))
         self.clock.synchronize()  # other streams of the contender's own included
         delivered, faults = self._by_weight(*handed.pop())
-        return SampleReport(
+        return worker.SampleReport(
             ms=max(taken.ms, 0.0), host_us=max(taken.host_us, 0.0), queue_us=taken.queue_us,
             queue_filled=taken.queue_filled, mhz=taken.mhz, delivered=delivered, faults=faults,
         )  # fmt: skip
 
     def _by_weight(
-        self, delivered: list[str], faults: dict[str, FaultReport]
-    ) -> tuple[list[str], dict[str, FaultReport]]:
+        self, delivered: list[str], faults: dict[str, worker.FaultReport]
+    ) -> tuple[list[str], dict[str, worker.FaultReport]]:
         """What is told of parameters of its own, told of the weights that lie in them."""
         parts = self._built.layout.parts if self._built.layout else lambda name: [name]
         return (
@@ -469,15 +451,17 @@ class Workbench:
             {part: fault for name, fault in faults.items() for part in parts(name)},
         )
 
-    def _deliver(self, kind: str, produced: Produced, others: list[Tensor]) -> tuple[list[str], dict[str, FaultReport]]:
+    def _deliver(
+        self, kind: str, produced: Produced, others: list[Tensor]
+    ) -> tuple[list[str], dict[str, worker.FaultReport]]:
         delivered: list[str] = []
-        faults: dict[str, FaultReport] = {}
+        faults: dict[str, worker.FaultReport] = {}
         places = self._boxes[kind].tensors
         for name, value in produced.items():
             place = places[name]
-            fault = form_fault(value, place.shape, place.dtype, self._device, others)
+            fault = results.form_fault(value, place.shape, place.dtype, self._device, others)
             if fault:
-                faults[name] = FaultReport(check=fault.check, reason=fault.reason)
+                faults[name] = worker.FaultReport(check=fault.check, reason=fault.reason)
             else:
                 place.copy_(value)
                 delivered.append(name)
@@ -528,7 +512,7 @@ def _lay_out(built: Built, draw: Draw) -> None:
 
 
 def _fingerprints(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: fingerprint(value) for name, value in values.items()}
+    return {name: results.fingerprint(value) for name, value in values.items()}
 
 
 def _changed(values: Mapping[str, Tensor], prints: Mapping[str, Tensor]) -> list[str]:

@@ -259,6 +259,13 @@ class Report:
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     @classmethod
+    @functools.cache
+    def _adapter(cls) -> Any:
+        import pydantic
+
+        return pydantic.TypeAdapter(cls)
+
+    @classmethod
     def checked(cls, data: object) -> Self:
         """The report in what a process sent; raises Malformed."""
         import pydantic  # which no contender's process needs
@@ -266,20 +273,12 @@ class Report:
         if isinstance(data, cls):  # of this process
             return data
         try:
-            adapter: Any = _adapter
-            found: Self = adapter(cls).validate_json(json.dumps(data))
+            found: Self = cls._adapter().validate_json(json.dumps(data))
             return found
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the message"
             raise Malformed(f"its process sent a malformed report ({place}: {first['msg']})") from None
-
-
-@functools.cache
-def _adapter(kind: Any) -> Any:
-    import pydantic
-
-    return pydantic.TypeAdapter(kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.system import NoAnswer
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import GpuState, Record, Status
-from swiglu_bench.tasks import time
+from swiglu_bench.tasks import time, time_row
 from swiglu_bench.tasks.case import Entry
 from swiglu_bench.tasks.time_row import GpuWatch
 from swiglu_bench.worker import court
@@ -173,7 +173,7 @@ def test_where_one_slows_all_the_others_are_timed_without_it(monkeypatch: pytest
     )  # fmt: skip
     this._time_together = lambda members, base: time._TimedCase._time_together(this, members, base)
     for name in ("measure_beside", "measure_new_tokens", "profile"):
-        monkeypatch.setattr(time, name, lambda *_: None)
+        monkeypatch.setattr(time_row, name, lambda *_: None)
     this._time_together(beside, beside[0])
     assert tries == [["eager", "eager-packed", "mine"], ["eager", "eager-packed"]]
     assert [entry.record.status for entry in beside] == [Status.OK, Status.OK, Status.INCORRECT]

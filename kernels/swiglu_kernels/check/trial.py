@@ -43,9 +43,8 @@ def run(kernel: str, device: torch.device) -> dict[str, Any]:
         found = {"launches": len(outcomes), "roundings": max(outcome.roundings for outcome in outcomes), "refused": ""}
         wrong = [outcome for outcome in outcomes if not outcome.right]
         if wrong:
-            found["roundings"] = max(
-                (outcome.roundings for outcome in wrong if outcome.roundings == outcome.roundings), default=0.0
-            )
+            numbers = (outcome.roundings for outcome in wrong if outcome.roundings == outcome.roundings)  # no NaN
+            found["roundings"] = max(numbers, default=0.0)
             reason = wrong[0].reason or f"{wrong[0].roundings:.1f} roundings off"
             return found | {"refused": f"{len(wrong)} of {len(outcomes)} launches are wrong; {wrong[0].name}: {reason}"}
         for odd in (True, False):

@@ -155,9 +155,8 @@ def _hopper_gpu() -> str:
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-    warnings.warn(
-        f"swiglu_kernels: the portable kernels run, because {reason}, once and in some two minutes", stacklevel=3
-    )
+    text = f"the portable kernels run, because {reason}, once and in some two minutes"
+    warnings.warn(f"swiglu_kernels: {text}", stacklevel=3)
 
 
 @contextlib.contextmanager

@@ -5,11 +5,8 @@ from typing import Any
 import torch
 
 # Asked once: torch.compile in torch 2.11 cannot trace the question.
-_DEVICES = tuple(
-    device
-    for device in ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia")
-    if torch.amp.is_autocast_available(device)
-)
+_KNOWN = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia")
+_DEVICES = tuple(filter(torch.amp.is_autocast_available, _KNOWN))
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

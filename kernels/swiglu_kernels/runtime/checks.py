@@ -159,9 +159,8 @@ def check_experts(
         if bias is not None:
             check_shape(name, check_like(name, bias, "x", x_tensor), (experts, size), "a row for each expert")
     if not isinstance(index, torch.Tensor) or index.is_floating_point() or index.is_complex():
-        raise TypeError(
-            f"top_k_index: expected a tensor of integers, got {getattr(index, 'dtype', type(index).__name__)}"
-        )
+        got = getattr(index, "dtype", type(index).__name__)
+        raise TypeError(f"top_k_index: expected a tensor of integers, got {got}")
     routing = check_tensor("top_k_weights", weights)
     if routing.dtype is torch.float64 and x_tensor.dtype is not torch.float64:
         raise TypeError(f"top_k_weights: expected float32 or 16 bits with x in {x_tensor.dtype}, got {routing.dtype}")

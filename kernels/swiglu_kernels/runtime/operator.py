@@ -49,9 +49,8 @@ class Operator:
         self.name = f"{NAMESPACE}::{name}"
         self.function = function
         signature = inspect.signature(function)
-        parameters = [
-            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.KEYWORD_ONLY
-        ]
+        every = signature.parameters.values()
+        parameters = [parameter for parameter in every if parameter.kind is not parameter.KEYWORD_ONLY]
         self._parameters = [parameter.name for parameter in parameters]
 
         def functional(*arguments: Any) -> Any:
@@ -286,18 +285,11 @@ def save(
     `into_main_grad`: the backward gets parameters as themselves, and views of them.
     """
     ctx.options, ctx.shape_of_x = options, None if x is None else x.shape
-    leaves: list[torch.Tensor | None] = []
-    kept: list[torch.Tensor | None] = []
-    for parameter in parameters:
-        if parameter is not None and parameter.is_leaf:
-            leaves.append(parameter)
-            kept.append(parameter.detach())
-        else:  # what is no leaf is no parameter: the graph alone holds it
-            leaves.append(parameter if into_main_grad else None)
-            kept.append(parameter)
+    kept = [own.detach() if own is not None and own.is_leaf else own for own in parameters]
     if into_main_grad:
         ctx.into_main_grad = True
-    ctx.leaves = leaves
+    # What is no leaf is no parameter: the graph alone holds it.
+    ctx.leaves = [own if into_main_grad or (own is not None and own.is_leaf) else None for own in parameters]
     ctx.save_for_backward(x, *kept, *preactivations)
 
 
@@ -338,9 +330,8 @@ def with_leaves(ctx: Any, saved: tuple[Any, ...]) -> list[Any]:
         if leaf is None:
             continue
         if leaf.data_ptr() != saved[position].data_ptr() or leaf.dtype != saved[position].dtype:
-            raise RuntimeError(
-                "a parameter's .data was replaced after the forward: create_graph=True has no graph of it"
-            )
+            replaced = "a parameter's .data was replaced after the forward"
+            raise RuntimeError(f"{replaced}: create_graph=True has no graph of it")
         tensors[position] = leaf
     return tensors
 

@@ -175,9 +175,8 @@ def why_illegal(name: str, choice: Choice, problem: TileProblem) -> str | None:
         return "not of the grid"
     if kernel.rows_are == "pairs" and tile.rows != problem.kept_for:
         return "not of the routing's rows"
-    sizes = {"tokens": problem.tokens, "hidden": problem.hidden, "intermediate": problem.intermediate}
-    sizes["pairs"] = problem.kept_for
-    if tile.rows > max(16, bucket(sizes[kernel.rows_are])):
+    rows = problem.kept_for if kernel.rows_are == "pairs" else getattr(problem, kernel.rows_are)
+    if tile.rows > max(16, bucket(rows)):
         return "taller than the matrix"
     registers = kernel.accumulators * tile.rows * tile.columns / (32 * tile.warps)
     if not REGISTERS[0] <= registers <= REGISTERS[1]:
@@ -194,11 +193,9 @@ def why_illegal(name: str, choice: Choice, problem: TileProblem) -> str | None:
 def candidates(name: str, problem: TileProblem, most: int = MOST) -> list[Choice]:
     """The shipped choice first, `torch` and every hand-scheduled configuration, then the `most` nearest portable."""
     default, nearby = shipped(name, problem), KERNELS[name].tile(problem, True)
-    by_hand = [BY_TORCH] + [
-        Choice(schedule, tile)
-        for schedule in KERNELS[name].by_hand
-        for tile in _configurations(KERNELS[name], schedule, problem)
-    ]
+    by_hand = [BY_TORCH]
+    for schedule in KERNELS[name].by_hand:
+        by_hand += [Choice(schedule, tile) for tile in _configurations(KERNELS[name], schedule, problem)]
     grid = (dict(zip(GRID, sizes, strict=True)) for sizes in itertools.product(*GRID.values()))
     portable = [Choice("portable", Tile(**sizes, group=nearby.group, parts=nearby.parts)) for sizes in grid]
     portable.sort(key=lambda choice: _distance(choice.tile, nearby))
@@ -213,13 +210,11 @@ def _configurations(kernel: Kernel, schedule: Schedule, problem: TileProblem) ->
     """Configurations of a hand-written schedule; groups are of rows of tiles, so that few rows need only one."""
     if schedule not in kernel.by_hand:
         return []
-    return [
-        replace(tile, stages=stages, group=group)
-        for tile in kernel.by_hand[schedule](problem)
-        for stages, group in itertools.product(
-            (tile.stages, tile.stages - 1), (tile.group,) if schedule == "transposed" or tile.group == 1 else GROUPS
-        )
-    ]
+    found = []
+    for tile in kernel.by_hand[schedule](problem):
+        groups = (tile.group,) if schedule == "transposed" or tile.group == 1 else GROUPS
+        found += [replace(tile, stages=tile.stages - less, group=group) for less in (0, 1) for group in groups]
+    return found
 
 
 def _distance(tile: Tile, other: Tile) -> float:

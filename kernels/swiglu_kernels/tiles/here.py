@@ -32,12 +32,9 @@ def hopper_multiprocessors(device: torch.device, kernel: str) -> int:
 
 def problem_of(like: torch.Tensor, sizes: tuple[int, ...]) -> TileProblem:
     """What a choice depends on: tokens, hidden and intermediate size, and a tensor's dtype and device."""
-    tokens, hidden, intermediate = sizes
-    device = like.device
-    card = card_of(device) or cards.H200
-    return TileProblem(
-        tokens, hidden, intermediate, like.dtype, capability_of(device), multiprocessors(device), card=card
-    )
+    (tokens, hidden, intermediate), device = sizes, like.device
+    gpu, card = (capability_of(device), multiprocessors(device)), card_of(device) or cards.H200
+    return TileProblem(tokens, hidden, intermediate, like.dtype, *gpu, card=card)
 
 
 def why_slow_rows(hidden: int, intermediate: int) -> str:

@@ -195,11 +195,8 @@ def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], 
     of_three: Any = tuple(map(float, ratio))
     made = TunedEntry(TunedMachine(**machine), choice=Choice(choice["schedule"], tile), ratio=of_three, **plain)
     sizes = (made.tokens, made.hidden, made.intermediate, *asdict(tile).values())
-    if (
-        made.kernel not in KERNELS
-        or not all(isinstance(text, str) for text in (made.dtype, made.choice.schedule))
-        or len(made.ratio) != 3
-    ):
+    of_text = all(isinstance(text, str) for text in (made.dtype, made.choice.schedule))
+    if made.kernel not in KERNELS or not of_text or len(made.ratio) != 3:
         raise ValueError(f"not an entry of a kernel: {plain}")
     if getattr(torch, made.dtype, None) not in TUNED_DTYPES:
         raise ValueError(f"nothing is tuned for {made.dtype}")

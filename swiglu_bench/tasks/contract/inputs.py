@@ -13,19 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases.cases import (
-    ACTIVATIONS,
-    INDEX,
-    PLAIN,
-    Case,
-    Dtype,
-    Experts,
-    Extras,
-    Mode,
-    RoutingKind,
-    Scope,
-    Shape,
-)
+from swiglu_bench.cases import cases
 from swiglu_bench.cases.implementation import Implementation, Offer, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
@@ -41,7 +29,7 @@ from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.policy import Settings, Task
 
 TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
-EXPERTS = Experts(6, 3)
+EXPERTS = cases.Experts(6, 3)
 DRAW = Draw(1)
 _describe = functools.cache(machine.describe)
 VERY_LARGE = {torch.float16: 1e4, torch.bfloat16: 1e20, torch.float32: 1e20}
@@ -82,20 +70,20 @@ class Subject:
     """The implementation that is audited, its scope and device, and the dtype of checks that have none of their own."""
 
     implementation: Implementation
-    scope: Scope
+    scope: cases.Scope
     device: torch.device
-    dtype: Dtype
+    dtype: cases.Dtype
 
     def case(
-        self, tokens: int = TOKENS, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE, dtype: Dtype | None = None,
-        experts: Experts = EXPERTS,
-    ) -> Case:  # fmt: skip
+        self, tokens: int = TOKENS, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE,
+        dtype: cases.Dtype | None = None, experts: cases.Experts = EXPERTS,
+    ) -> cases.Case:  # fmt: skip
         """A small case of its scope."""
-        mixture = experts if self.scope is Scope.EXPERTS else None
-        shape = Shape("audit", hidden, intermediate, "sizes of the audit", (tokens,), mixture)
-        return Case(shape, tokens, dtype or self.dtype, self.scope, Mode.STEP)
+        mixture = experts if self.scope is cases.Scope.EXPERTS else None
+        shape = cases.Shape("audit", hidden, intermediate, "sizes of the audit", (tokens,), mixture)
+        return cases.Case(shape, tokens, dtype or self.dtype, self.scope, cases.Mode.STEP)
 
-    def problem(self, case: Case | None = None, extras: Extras = PLAIN) -> Problem:
+    def problem(self, case: cases.Case | None = None, extras: cases.Extras = cases.PLAIN) -> Problem:
         """The weights of a small case."""
         return make_problem(case or self.case(), self.device, extras, seed=0)
 
@@ -114,7 +102,7 @@ class Subject:
         return replace(self, implementation=replace(self.implementation, build=build_wrapped))
 
     def admitting(
-        self, case: Case | None = None, *, extras: Extras = PLAIN, values: Values = Values.NORMAL,
+        self, case: cases.Case | None = None, *, extras: cases.Extras = cases.PLAIN, values: Values = Values.NORMAL,
         drawn: Drawn | None = None,
     ) -> tuple[Admitting, Contender]:  # fmt: skip
         """What a sweep asks of a contender before it gets a time, in this process; but for a model's use."""
@@ -124,7 +112,7 @@ class Subject:
         court.judge.begin_case(case, drawn.weights, extras)
         return Admitting(court, case, drawn, extras=extras), court.contender(self.implementation)
 
-    def values(self, case: Case | None = None, **asked: Any) -> CheckOutcome:
+    def values(self, case: cases.Case | None = None, **asked: Any) -> CheckOutcome:
         """Whether it passes what a sweep asks of one problem before timing; `asked` as `admitting` has it."""
         admitting, contender = self.admitting(case, **asked)
         return verdict(admitting.admit(contender).checks)
@@ -138,7 +126,7 @@ class Check:
     about: str
     """One sentence on what is asked."""
     ask: Callable[[Subject], CheckOutcome]
-    scopes: Sequence[Scope] = tuple(Scope)
+    scopes: Sequence[cases.Scope] = tuple(cases.Scope)
     """Where it is asked."""
     needs_backward: bool = False
     """Whether it is about the backward, which an implementation may not have."""
@@ -191,23 +179,29 @@ CHECKS = Checks()
 
 
 def _passes(
-    name: str, about: str, values: Values = Values.NORMAL, scopes: Sequence[Scope] = tuple(Scope), **case: Any
+    name: str,
+    about: str,
+    values: Values = Values.NORMAL,
+    scopes: Sequence[cases.Scope] = tuple(cases.Scope),
+    **case: Any,
 ) -> None:
     """Add the check that a case which differs in `case` from the usual one passes what a sweep asks before timing."""
     CHECKS.append(Check(name, about, lambda subject: subject.values(subject.case(**case), values=values), scopes))
 
 
-_of_experts = partial(_passes, scopes=(Scope.EXPERTS,))
-_passes("float32", "Output and gradients in fp32.", dtype=Dtype.FLOAT32)
-_passes("float16", "Output and gradients in fp16.", dtype=Dtype.FLOAT16)
-_passes("bfloat16", "Output and gradients in bf16.", dtype=Dtype.BFLOAT16)
+_of_experts = partial(_passes, scopes=(cases.Scope.EXPERTS,))
+_passes("float32", "Output and gradients in fp32.", dtype=cases.Dtype.FLOAT32)
+_passes("float16", "Output and gradients in fp16.", dtype=cases.Dtype.FLOAT16)
+_passes("bfloat16", "Output and gradients in bf16.", dtype=cases.Dtype.BFLOAT16)
 _passes("odd sizes", "Sizes that no tile divides.", tokens=37, hidden=51, intermediate=83)
 _passes("0 tokens", "An empty batch: an empty output, weight gradients of zeros.", tokens=0)
 _passes("1 token", "As in decoding.", tokens=1)
 _of_experts("idle experts", "Fewer tokens than experts: those without a token have weight gradients of zeros.",
-            tokens=2, experts=Experts(16, 2))  # fmt: skip
-_of_experts("crowded expert", "One expert has all tokens.", tokens=300, experts=Experts(4, 1, RoutingKind.SINGLE))
-_of_experts("every expert", "Each token has every expert.", experts=Experts(4, 4))
+            tokens=2, experts=cases.Experts(16, 2))  # fmt: skip
+_of_experts(
+    "crowded expert", "One expert has all tokens.", tokens=300, experts=cases.Experts(4, 1, cases.RoutingKind.SINGLE)
+)
+_of_experts("every expert", "Each token has every expert.", experts=cases.Experts(4, 4))
 
 
 @CHECKS.add("non-contiguous")
@@ -269,10 +263,9 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOu
     """
     problem = subject.problem()
     drawn, upstream = inputs_of(problem, DRAW)
-    names = ACTIVATIONS[subject.scope]
-    activations = [
-        value if name in (INDEX, "top_k_weights") else change(value) for name, value in zip(names, drawn, strict=True)
-    ]
+    names = cases.ACTIVATIONS[subject.scope]
+    kept = {cases.INDEX, "top_k_weights"}
+    activations = [value if name in kept else change(value) for name, value in zip(names, drawn, strict=True)]
     truth = compute_truth(problem, activations, upstream)
     eager, produced = (
         Built(implementation, problem).run_on([value.clone() for value in activations], upstream)
@@ -297,17 +290,18 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOu
 @CHECKS.add("bias", offer="bias")
 def _bias(subject: Subject) -> CheckOutcome:
     """A bias on each projection, with its gradient."""
-    return subject.values(extras=Extras(bias=True))
+    return subject.values(extras=cases.Extras(bias=True))
 
 
 @CHECKS.add("clamp", offer="limit")
 def _clamp(subject: Subject) -> CheckOutcome:
     """gpt-oss's bound on gate and up, where no value is so near the bound that rounding decides on its gradient."""
-    case = subject.case(tokens=6, experts=Experts(4, 1)) if subject.scope is Scope.EXPERTS else subject.case()
+    of_experts = subject.scope is cases.Scope.EXPERTS
+    case = subject.case(tokens=6, experts=cases.Experts(4, 1)) if of_experts else subject.case()
     plain, draws = subject.problem(case), (DRAW, Draw(DRAW.seed + 10))
     limit = clear_limit(plain, [inputs_of(plain, draw) for draw in draws])
-    alpha = GPT_OSS_ALPHA if subject.scope is Scope.EXPERTS else 1.0
-    return subject.values(case, extras=Extras(limit=limit, alpha=alpha), drawn=Drawn(0, draws))
+    alpha = GPT_OSS_ALPHA if of_experts else 1.0
+    return subject.values(case, extras=cases.Extras(limit=limit, alpha=alpha), drawn=Drawn(0, draws))
 
 
 def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
@@ -315,7 +309,7 @@ def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
     sizes: list[Tensor] = []
     for given, _ in inputs:
         pair = given if len(given) == 2 else [given[0] @ problem.weights[name].mT for name in ("w_gate", "w_up")]
-        if problem.case.scope is Scope.EXPERTS:  # of each token's own experts
+        if problem.case.scope is cases.Scope.EXPERTS:  # of each token's own experts
             index = given[1]
             pair = [value[index, torch.arange(len(index), device=value.device)[:, None]] for value in pair]
         sizes += [value.double().abs().flatten() for value in pair]
@@ -330,9 +324,9 @@ def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
 @CHECKS.add("packed weights", offer="packed")
 def _packed(subject: Subject) -> CheckOutcome:
     """Gate and up weights in one matrix, which has one gradient."""
-    problem = subject.problem(extras=Extras(packed=True))
+    problem = subject.problem(extras=cases.Extras(packed=True))
     shapes = {tuple(value.shape) for value in subject.built(problem).parameters.values()}
     hidden, intermediate = problem.case.shape.hidden, problem.case.shape.intermediate
     if (2 * intermediate, hidden) not in shapes:
         return failed(f"it keeps weights of {sorted(shapes)}, not one of {(2 * intermediate, hidden)}")
-    return subject.values(extras=Extras(packed=True))
+    return subject.values(extras=cases.Extras(packed=True))

@@ -104,9 +104,8 @@ def _saved_tensors(subject: Subject) -> CheckOutcome:
     built = subject.built(subject.problem())
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
         built.train(DRAW)
-    changed = sorted(
-        {tuple(now.shape) for now, was in held if not torch.equal(fingerprint(now.detach()), fingerprint(was))}
-    )
+    overwritten = [now for now, was in held if not torch.equal(fingerprint(now.detach()), fingerprint(was))]
+    changed = sorted({tuple(tensor.shape) for tensor in overwritten})
     if not changed:
         return PASSED
     text = f"the backward overwrites saved tensors of {', '.join(map(str, changed))} that somebody holds"

@@ -19,19 +19,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from swiglu_bench.cases.cases import (
-    FOR_EXPERTS,
-    PLAIN,
-    Case,
-    Dtype,
-    Experts,
-    Extras,
-    Mode,
-    Precision,
-    RoutingKind,
-    Scope,
-    Shape,
-)
+from swiglu_bench.cases import cases
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check.inputs import make_problem
@@ -63,9 +51,9 @@ CHECKS = FAULTS | {
     "far experts": "wrong for experts whose weights lie beyond 2^31 elements, as `audit` checks",
     "second GPU": "wrong on a GPU that is not the current one, as `audit` checks",
 }
-SHAPES = {"cpu": Shape("zoo", 128, 192, "sizes of the self-test", (129,)),
-          "cuda": Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip
-EXPERTS = Experts(8, 2)
+SHAPES = {"cpu": cases.Shape("zoo", 128, 192, "sizes of the self-test", (129,)),
+          "cuda": cases.Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip
+EXPERTS = cases.Experts(8, 2)
 SEVERAL_BLOCKS = {"hidden": 512, "intermediate": 384}
 """Sizes of those that quantise."""
 RULE = Rule(warmup_rounds=2, min_rounds=30, max_rounds=32, min_s=0.0, budget_s=60.0)
@@ -96,15 +84,15 @@ class Catch:
 # Specimens through the suite
 
 
-def case_of(specimen: Specimen, device_type: str) -> Case:
+def case_of(specimen: Specimen, device_type: str) -> cases.Case:
     """The case at which a specimen is sent through the suite."""
     shape = SHAPES[device_type]
-    if specimen.scope is Scope.EXPERTS:
+    if specimen.scope is cases.Scope.EXPERTS:
         shape = dataclasses.replace(shape, experts=EXPERTS)
     if specimen.precision:
         shape = dataclasses.replace(shape, **SEVERAL_BLOCKS)  # type: ignore[arg-type]
     tokens = specimen.tokens or shape.tokens[0]
-    return Case(shape, tokens, specimen.dtype, specimen.scope, specimen.mode, precision=specimen.precision)
+    return cases.Case(shape, tokens, specimen.dtype, specimen.scope, specimen.mode, precision=specimen.precision)
 
 
 def run_specimens(
@@ -131,7 +119,7 @@ def run_specimens(
             yield Catch(specimen, reason=NEEDS[specimen.needs or device.type], ran=False)
 
 
-def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
+def _swept(court: Court, case: cases.Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
     """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
 
     left, court.tell = dict(chosen), lambda doing, _: tell(f"{case.label}: {doing}")
@@ -173,8 +161,8 @@ def _audited(specimen: Specimen, device: torch.device) -> Catch:
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""
-LARGE = {"cpu": Shape("large", 256, 512, "sizes of the self-test", (256,)),
-         "cuda": Shape("large", 4096, 8192, "sizes of the self-test", (4096,))}  # fmt: skip
+LARGE = {"cpu": cases.Shape("large", 256, 512, "sizes of the self-test", (256,)),
+         "cuda": cases.Shape("large", 4096, 8192, "sizes of the self-test", (4096,))}  # fmt: skip
 """Where a call takes long beside all that a turn of it needs otherwise."""
 MULTIPLES, MULTIPLES_IN_FP8 = (1, 1, 16, 128), (1, 16, 16, 128)
 """What hidden and intermediate sizes are drawn as multiples of: some rows take no others, most of all in fp8."""
@@ -196,41 +184,42 @@ class Trial:
     """One implementation at one random case."""
 
     implementation: str
-    case: Case
-    extras: Extras
+    case: cases.Case
+    extras: cases.Extras
     alarm: str
     """Why it failed; empty where it passed, as it must."""
 
 
-def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
+def draw_case(source: random.Random, device_type: str) -> tuple[cases.Case, cases.Extras]:
     """Draw sizes evenly over orders of magnitude, and everything else at random."""
     hidden, intermediate, tokens = (round(most ** source.random()) for most in LARGEST[device_type])
-    scope, dtype, precision = source.choice(list(Scope)), source.choice(list(Dtype)), Precision.UNQUANTISED
-    if scope is not Scope.ACTIVATION and source.random() < QUANTISED:
-        kinds = FOR_EXPERTS if scope is Scope.EXPERTS else Precision
-        dtype, precision = Dtype.BFLOAT16, source.choice([kind for kind in kinds if kind])
+    scope, dtype = source.choice(list(cases.Scope)), source.choice(list(cases.Dtype))
+    precision = cases.Precision.UNQUANTISED
+    if scope is not cases.Scope.ACTIVATION and source.random() < QUANTISED:
+        kinds = cases.FOR_EXPERTS if scope is cases.Scope.EXPERTS else cases.Precision
+        dtype, precision = cases.Dtype.BFLOAT16, source.choice([kind for kind in kinds if kind])
     multiple = source.choice(MULTIPLES_IN_FP8 if precision else MULTIPLES)
     hidden, intermediate = (-(-size // multiple) * multiple for size in (hidden, intermediate))
     experts = None
-    if scope is Scope.EXPERTS:
+    if scope is cases.Scope.EXPERTS:
         count = source.randint(1, MOST_EXPERTS)
-        experts = Experts(count, source.randint(1, count), source.choice(list(RoutingKind)))
-    shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
-    case = Case(shape, tokens, dtype, scope, source.choice(list(Mode)), source.randrange(2**31), precision)
+        experts = cases.Experts(count, source.randint(1, count), source.choice(list(cases.RoutingKind)))
+    shape = cases.Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
+    case = cases.Case(shape, tokens, dtype, scope, source.choice(list(cases.Mode)), source.randrange(2**31), precision)
     kind = "plain" if precision else source.choice(("plain", "plain", "bias", "limit", "packed"))
-    if scope is Scope.ACTIVATION and kind != "limit":
+    if scope is cases.Scope.ACTIVATION and kind != "limit":
         kind = "plain"
-    if scope is Scope.EXPERTS and kind == "packed":
+    if scope is cases.Scope.EXPERTS and kind == "packed":
         kind = "plain"
-    if scope is Scope.EXPERTS and not case.precision and source.random() < OF_GPT_OSS:
-        gates = Extras(bias=True, limit=7.0, alpha=GPT_OSS_ALPHA, interleaved=source.random() < 0.5)
-        return dataclasses.replace(case, shape=dataclasses.replace(shape, extras=gates)), PLAIN
-    limit = Extras(limit=1.0, alpha=GPT_OSS_ALPHA if scope is Scope.EXPERTS else 1.0)
-    extras = {"bias": Extras(bias=True), "limit": limit, "packed": Extras(packed=True)}.get(kind, PLAIN)
-    return case, extras
+    if scope is cases.Scope.EXPERTS and not case.precision and source.random() < OF_GPT_OSS:
+        gates = cases.Extras(bias=True, limit=7.0, alpha=GPT_OSS_ALPHA, interleaved=source.random() < 0.5)
+        return dataclasses.replace(case, shape=dataclasses.replace(shape, extras=gates)), cases.PLAIN
+    limit = cases.Extras(limit=1.0, alpha=GPT_OSS_ALPHA if scope is cases.Scope.EXPERTS else 1.0)
+    known = {"bias": cases.Extras(bias=True), "limit": limit, "packed": cases.Extras(packed=True)}
+    return case, known.get(kind, cases.PLAIN)
 
 
-def takes(implementation: Implementation, case: Case, extras: Extras) -> bool:
+def takes(implementation: Implementation, case: cases.Case, extras: cases.Extras) -> bool:
     """Whether an implementation can be asked for a case with these extras."""
     return not implementation.refuses(case) and set(extras.offers) <= implementation.offers
 
@@ -244,11 +233,11 @@ def run_alarms(
     here = [entry for entry in implementations if not cannot_run(entry, device)]
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
     with court_of(_settings(device, Task.TIME, rule=RULE_OF_ALARMS), this, TIMEOUT_OF_ALARMS_S) as court:
-        for mode in (Mode.FORWARD, Mode.STEP) if count else ():
+        for mode in (cases.Mode.FORWARD, cases.Mode.STEP) if count else ():
             shape = LARGE[device.type]
             tell(f"a large {mode}", 0)
             more = HONEST_ON_A_GPU if device.type == "cuda" else ()
-            large = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
+            large = cases.Case(shape, shape.tokens[0], cases.Dtype.BFLOAT16, cases.Scope.GLU, mode)
             yield from timed_trials(court, large, [pytorch.eager, *HONEST, *more])
         for number in range(count):
             case, extras = draw_case(source, device.type)
@@ -263,7 +252,7 @@ def run_alarms(
                 for entry in asked:
                     yield Trial(entry.name, case, extras, _alarm(admitting, place, entry))
             place.forget()
-            if number % TIMED == 0 and extras == PLAIN:
+            if number % TIMED == 0 and extras == cases.PLAIN:
                 yield from timed_trials(court, case, _few(asked, place.settings.baseline_of(case), source))
 
 
@@ -271,7 +260,7 @@ def _settings(device: torch.device, task: Task, **more: Any) -> Settings:
     return Settings(task, device, "selftest", "selftest", energy=False, **more)
 
 
-def timed_trials(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
+def timed_trials(court: Court, case: cases.Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
     """Each implementation that has a time, or should have one, and one that is right and slow.
 
     They are timed in earnest, for a false alarm of the checks that are made only then.
@@ -280,7 +269,7 @@ def timed_trials(court: Court, case: Case, implementations: Sequence[Implementat
     for record in court.run(task_of(court.settings), case, contenders):
         if record.status is not Status.SKIPPED:
             alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
-            yield Trial(record.implementation, case, PLAIN, alarm)
+            yield Trial(record.implementation, case, cases.PLAIN, alarm)
 
 
 def _few(asked: Sequence[Implementation], baseline: str, source: random.Random) -> list[Implementation]:
@@ -289,13 +278,13 @@ def _few(asked: Sequence[Implementation], baseline: str, source: random.Random) 
     return [entry for entry in asked if entry.name == baseline or entry in drawn]
 
 
-def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: Drawn) -> Extras:
+def _with_clear_limit(case: cases.Case, device: torch.device, extras: cases.Extras, drawn: Drawn) -> cases.Extras:
     """Choose a limit that is near no value: at the bound the gradient jumps, and rounding decides."""
     if extras.limit is None:
         return extras
     plain = make_problem(case, device, seed=drawn.weights)
     limit = clear_limit(plain, [inputs_of(plain, draw) for draw in drawn.draws])
-    return dataclasses.replace(extras, limit=limit) if limit is not None else PLAIN
+    return dataclasses.replace(extras, limit=limit) if limit is not None else cases.PLAIN
 
 
 def _alarm(admitting: Admitting, place: Court, implementation: Implementation) -> str:
@@ -354,12 +343,12 @@ def run_selftest(
                         result.passed = False
                         at = f"{trial.case.label}, seed {trial.case.seed}, {trial.extras}"
                         screen.say(f"{trial.implementation} at {at}: {trial.alarm}", style="bold red")
-            cases = f"{ended[0]:.0f} of {false_alarms}" if ending.interrupted else f"{false_alarms}"
+            tried = f"{ended[0]:.0f} of {false_alarms}" if ending.interrupted else f"{false_alarms}"
             verified = Counter(row["implementation"] for row in result.cases)
             alarms = sum(bool(row["alarm"]) for row in result.cases)
             screen.say(
                 f"{alarms} false alarms in {verified.total()} verifications of {len(verified)} implementations at "
-                f"{cases} random cases (seed {seed}): "
+                f"{tried} random cases (seed {seed}): "
                 + ", ".join(f"{name} {times}" for name, times in verified.items())
             )
     if ending.interrupted:

@@ -76,9 +76,8 @@ def why_not(
         return "It has no backward."
     if implementation.backend == "triton" and device_type == "cpu" and not implementation.gpus and not interpreter:
         return "Its Triton kernels need a GPU; --interpret runs them on a CPU, about a thousand times slower."
-    return implementation.refuses(_scoped(implementation, case)) or implementation.unavailable(
-        device_type, interpreter, capability
-    )
+    refusal = implementation.refuses(_scoped(implementation, case))
+    return refusal or implementation.unavailable(device_type, interpreter, capability)
 
 
 class _Core(nn.Module):
@@ -112,9 +111,8 @@ class Block(nn.Module):
             leaves["w_down"] = self._leaf(weights["w_down"], self._dtype)
         whole = case.scope is Scope.MLP
         self.core = _Core(step.forward if whole else lambda x: functional.linear(step.forward(x), leaves["w_down"]))
-        self.masters = nn.ParameterDict(
-            {name: nn.Parameter(own[name].detach()) if name in own else weights[name] for name in leaves}
-        )
+        exact = {name: nn.Parameter(value.detach()) for name, value in own.items()}
+        self.masters = nn.ParameterDict({name: exact[name] if name in own else weights[name] for name in leaves})
         self._leaves = leaves
         for name, leaf in leaves.items():
             if leaf.requires_grad:
@@ -177,12 +175,8 @@ class FittedModel:
     def __init__(self, experiment: Experiment, trainee: Trainee, network: nn.Module) -> None:
         self.experiment, self.trainee, self.network = experiment, trainee, network
         self._sites = sites(network)
-        self.blocks = [
-            Block(
-                trainee, experiment.case, {name: getattr(site.mlp, part).weight for name, part in PROJECTIONS.items()}
-            )
-            for site in self._sites
-        ]
+        each = [{name: getattr(site.mlp, part).weight for name, part in PROJECTIONS.items()} for site in self._sites]
+        self.blocks = [Block(trainee, experiment.case, weights) for weights in each]
         replaced = {id(parameter) for site in self._sites for parameter in site.get_submodule("mlp").parameters()}
         around = [parameter for parameter in network.parameters() if id(parameter) not in replaced]
         trained = [master for block in self.blocks if block.trains_weights for master in block.masters.values()]

@@ -79,17 +79,15 @@ def check_formula(
     formula = Formula(str(activation), multiplier, alpha, bound, check_scalar("up_offset", up_offset))
     if activation != "silu" and formula.alpha != 1.0:
         raise ValueError(f"alpha: expected 1.0 with activation={activation!r} (it belongs to 'silu'), got {alpha!r}")
-    return (
-        formula if bound is not None or activation != "silu_clamp" else dataclasses.replace(formula, activation="silu")
-    )
+    clamps_nothing = bound is None and activation == "silu_clamp"
+    return dataclasses.replace(formula, activation="silu") if clamps_nothing else formula
 
 
 def _check_limit(activation: object, limit: object) -> Limit:
     if activation == "silu_softcap":
         if not isinstance(limit, tuple) or len(limit) != 2:
-            raise ValueError(
-                f"limit: expected two numbers, of gate and up, with activation='silu_softcap', got {limit!r}"
-            )
+            expected = "two numbers, of gate and up, with activation='silu_softcap'"
+            raise ValueError(f"limit: expected {expected}, got {limit!r}")
         caps = check_scalar("limit[0]", limit[0]), check_scalar("limit[1]", limit[1])
         if min(caps) <= 0:
             raise ValueError(f"limit: expected numbers above 0 with activation='silu_softcap', got {limit!r}")

@@ -310,13 +310,10 @@ def _operator(
     name: str, tensors: dict[str, Any], results: int, function: Callable[..., Any], fake: Callable[..., Any]
 ) -> Operator:
     """Make an operator of these tensors and of `Chosen`."""
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
-            for parameter, annotation in (tensors | Chosen.__annotations__).items()
-        ],
-        return_annotation=tuple[(torch.Tensor,) * results],  # type: ignore[misc]
-    )
+    kind, every = inspect.Parameter.POSITIONAL_OR_KEYWORD, (tensors | Chosen.__annotations__).items()
+    parameters = [inspect.Parameter(parameter, kind, annotation=annotation) for parameter, annotation in every]
+    returned: Any = tuple[(torch.Tensor,) * results]  # type: ignore[misc]
+    signature = inspect.Signature(parameters, return_annotation=returned)
     for declared in (function, fake):
         declared.__signature__ = signature  # type: ignore[attr-defined]
     made = operator(name)(function)

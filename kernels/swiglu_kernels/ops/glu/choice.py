@@ -106,9 +106,8 @@ def forward_by_hand(at: TileProblem, stores_preact: bool) -> Choice | None:
         tile = hopper_transposed.tile_for(at.tokens, at.hidden, at.intermediate, at.multiprocessors, stores_preact)
         if tile is not None and shared.why_off("transposed forward") is None:
             return Choice("transposed", tile)
-        return Choice(
-            "ping-pong", hopper_forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
-        )
+        wide = hopper_forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
+        return Choice("ping-pong", wide)
     in_sectors = rows_begin_at(SECTOR, at.hidden, at.intermediate)
     if in_sectors and few_tokens_tile(at.tokens, at.hidden, at.intermediate, at.multiprocessors) is not None:
         return None

@@ -236,13 +236,7 @@ def launch_of(
     kernel: object, programs: int, tile: Tile, blocks: Blocks, others: dict[str, Any], file: str, **more: Any
 ) -> Launch:
     """Describe a launch of a kernel that looks for its buffers; blocks are what TMA moves."""
-    return Launch(
-        kernel=kernel,
-        grid=(programs,),
-        # a descriptor costs 2 us in every launch: what is not needed is None
-        arguments=others | {name: descriptor(*block) for name, block in blocks.items()} | {"STAGES": tile.stages},
-        num_warps=CONSUMER_WARPS,
-        num_stages=tile.stages,
-        traps=buffers.lost(file),
-        **more,
-    )
+    # A descriptor costs 2 us in every launch: what is not needed is None.
+    arguments = others | {name: descriptor(*block) for name, block in blocks.items()} | {"STAGES": tile.stages}
+    traps = buffers.lost(file)
+    return Launch(kernel, (programs,), arguments, CONSUMER_WARPS, tile.stages, traps=traps, **more)

@@ -370,10 +370,8 @@ def sum_launch(
 
 def sum_schedule(rows: int, columns: int, processors: int) -> Literal["ping-pong", "cooperative"]:
     """Name the schedule of `sum_launch` for an output: whose waves are filled better, the cooperative one of equals."""
-    cooperative, ping_pong = (
-        _rows_in_turn(schedule, rows, columns, processors) for schedule in ("cooperative", "ping-pong")
-    )
-    return "cooperative" if cooperative <= ping_pong else "ping-pong"
+    cooperative = _rows_in_turn("cooperative", rows, columns, processors)
+    return "cooperative" if cooperative <= _rows_in_turn("ping-pong", rows, columns, processors) else "ping-pong"
 
 
 def _rows_in_turn(schedule: str, rows: int, columns: int, processors: int) -> int:
@@ -426,17 +424,13 @@ def _launch(
     if h is not None:
         stored["h"] = h
     part = READ_PART if gated or accumulate else PART
-    return Launch(
-        kernel=_product_kernel,
-        grid=(min(outputs * -(-M // rows) * -(-N // TILE), multiprocessors(outs[0].device)),),
-        arguments={"a_0": lefts[0], "a_1": lefts[-1], "b_0": rights[0], "b_1": rights[-1]}
-        | {"a_0_last": lasts[0][0], "a_1_last": lasts[0][-1], "b_0_last": lasts[1][0], "b_1_last": lasts[1][-1]}
-        | {"h": None, "gate": None, "up": None}
-        | {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
-        | {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part}
-        | {"STAGES": stages, "GROUP": group, "A_ACROSS": a_across, "B_ACROSS": b_across}
-        | {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated, "STORE_H": h is not None}
-        | {"ADD": accumulate, "LAST": last},
-        num_warps=CONSUMER_WARPS,
-        num_stages=stages,
-    )
+    arguments: dict[str, object] = {"a_0": lefts[0], "a_1": lefts[-1], "b_0": rights[0], "b_1": rights[-1]}
+    arguments |= {"a_0_last": lasts[0][0], "a_1_last": lasts[0][-1], "b_0_last": lasts[1][0], "b_1_last": lasts[1][-1]}
+    arguments |= {"h": None, "gate": None, "up": None}
+    arguments |= {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
+    arguments |= {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part, "LAST": last}
+    arguments |= {"STAGES": stages, "GROUP": group, "A_ACROSS": a_across, "B_ACROSS": b_across, "ADD": accumulate}
+    arguments |= {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs}
+    arguments |= {"GATE": gated, "STORE_H": h is not None}
+    programs = min(outputs * -(-M // rows) * -(-N // TILE), multiprocessors(outs[0].device))
+    return Launch(_product_kernel, (programs,), arguments, CONSUMER_WARPS, stages)

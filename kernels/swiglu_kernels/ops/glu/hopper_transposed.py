@@ -324,11 +324,8 @@ def tiles(tokens: int, hidden: int, intermediate: int, processors: int) -> list[
     """Return every tile there is for so many tokens: alone and with as many shares as there can be."""
     if tokens < LEAST_TOKENS or intermediate < FEATURES:
         return []
-    return [
-        tile(rows, shares)
-        for rows in TOKENS
-        for shares in sorted({1, most_shares(tokens, intermediate, hidden, rows, processors)})
-    ]
+    most = {rows: most_shares(tokens, intermediate, hidden, rows, processors) for rows in TOKENS}
+    return [tile(rows, shares) for rows in TOKENS for shares in sorted({1, most[rows]})]
 
 
 def tile_for(tokens: int, hidden: int, intermediate: int, processors: int, stores_preact: bool) -> Tile | None:

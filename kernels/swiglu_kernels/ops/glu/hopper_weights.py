@@ -157,13 +157,7 @@ def weights_launch(
     transposed = outs[0].stride(1) == 1
     tiles = -(-M // (LEFT * BLOCK)) * -(-(2 * -(-N // BLOCK)) // RIGHT)
     blocks = {"a": a, "b_0": bs[0], "b_1": bs[1], "out_0": outs[0], "out_1": outs[1]}
-    return Launch(
-        kernel=_weights_kernel,
-        grid=(min(tiles, multiprocessors(a.device)),),
-        arguments={name: descriptor(matrix, BLOCK, BLOCK) for name, matrix in blocks.items()}
-        | {"M": M, "N": N, "K": K, "STAGES": tile.stages, "GROUP": tile.group}
-        | {"TRANSPOSED": transposed},
-        num_warps=CONSUMER_WARPS,
-        num_stages=tile.stages,
-        traps=buffers.lost("ops/glu/hopper_weights.py"),
-    )
+    arguments = {name: descriptor(matrix, BLOCK, BLOCK) for name, matrix in blocks.items()}
+    arguments |= {"M": M, "N": N, "K": K, "STAGES": tile.stages, "GROUP": tile.group, "TRANSPOSED": transposed}
+    grid, traps = (min(tiles, multiprocessors(a.device)),), buffers.lost("ops/glu/hopper_weights.py")
+    return Launch(_weights_kernel, grid, arguments, CONSUMER_WARPS, tile.stages, traps=traps)

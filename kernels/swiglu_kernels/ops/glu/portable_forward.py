@@ -283,13 +283,8 @@ def forward_launch(
     parts = x.new_empty((tile.parts, 2, *z.shape), dtype=torch.float32)
     share = triton.cdiv(triton.cdiv(x.shape[1], tile.depth), tile.parts) * tile.depth
     launch = tiled_launch(_parts_kernel, tile, sizes, operands, {"parts": (z, "MN")}, {"share": share})
-    return replace(
-        launch,
-        grid=(*launch.grid, tile.parts),
-        arguments=launch.arguments | {"parts_ptr": parts},
-        then=_join_launch(parts, z, gating | {"z_ptr": z}),
-        scratch=parts,
-    )
+    arguments, join = launch.arguments | {"parts_ptr": parts}, _join_launch(parts, z, gating | {"z_ptr": z})
+    return replace(launch, grid=(*launch.grid, tile.parts), arguments=arguments, then=join, scratch=parts)
 
 
 def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any]) -> Launch:

@@ -104,9 +104,8 @@ class _Source:
         self._lines: list[str] = []
 
     def add(self, step: _Step) -> None:
-        if step.returning is not None and [step.arguments[-1]] == [
-            _Place(allocation.number) for allocation in step.allocates
-        ]:
+        places = [_Place(allocation.number) for allocation in step.allocates]
+        if step.returning is not None and [step.arguments[-1]] == places:
             self._make(step.allocates[0].number, f"{self._bound(step.returning)}({self._list(step.arguments[:-1])})")
         else:
             self.allocate(step.allocates)
@@ -331,9 +330,8 @@ class Series:
         finally:
             plan.current.recorder = None
         is_tensor = isinstance(results, torch.Tensor)
-        places = [
-            None if result is None else recorder.place_of(result) for result in ((results,) if is_tensor else results)
-        ]
+        made = (results,) if is_tensor else results
+        places = [None if result is None else recorder.place_of(result) for result in made]
         self._sound = recorder.sound
         if recorder.sound and recorder.complete:
             unused = recorder.share_out(len(given), {place.number for place in places if place})
