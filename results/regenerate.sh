@@ -172,8 +172,10 @@ for piece in ${*:-$pieces}; do
           --impl eager,fused-mlp-auto,fused-fp8
       done ;;
     tp-experts)
-      sweep tp/qwen3-30b-a3b tp --gpus 2 --shapes qwen3-30b-a3b --tokens 8k --modes forward,step --budget 1 --timeout 90 \
-        --impl eager,grouped,fused-experts ;;
+      for case in qwen3-30b-a3b:8k,32k mixtral-8x7b:8k; do
+        sweep "tp/${case%%:*}" tp --gpus 2 --shapes "${case%%:*}" --tokens "${case#*:}" --routing uniform,zipf --budget 1 \
+          --timeout 90 --impl grouped-compile,megatron-alltoall,megatron-deepep,fused-experts
+      done ;;
     verify) sweep verify verify ;;
     selftest) $bench selftest --false-alarms 0 >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
     false-alarms)

@@ -81,6 +81,8 @@ DtypeOption = Annotated[Text, option(WHAT, "bf16, fp16, fp32, comma-separated. \
     "CPU; verify: all]")]
 ScopeOption = Annotated[Text, option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; or experts, "
     "for a shape with experts. \\[default: glu, or experts for such shapes; verify, audit: all]")]
+Routing = Annotated[Text, option(WHAT, "balanced, uniform, zipf, single or local (half of the experts on other ranks), "
+    "comma-separated: how the experts of each token are drawn. \\[default: uniform]")]
 PrecisionOption = Annotated[Text, option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: "
     "how the operands of products are quantised. \\[default: not at all]")]
 Impl = Annotated[Texts, option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs "
@@ -145,8 +147,7 @@ class SweepOptions(WandbOptions):
     tokens: Tokens = None
     dtype: DtypeOption = None
     scope: ScopeOption = None
-    routing: Annotated[Text, option(WHAT, "balanced, uniform, zipf, single or local (half of the experts on other "
-        "ranks), comma-separated: how the experts of each token are drawn. \\[default: uniform]")] = None
+    routing: Routing = None
     precision: PrecisionOption = None
     impl: Impl = None
     skip_impl: SkipImpl = None
@@ -245,6 +246,7 @@ class TpOptions(WandbOptions):
     tokens: Tokens = None
     modes: Annotated[str, option(WHAT, "forward, step, comma-separated.", *MODE)] = "forward,step"
     dtype: DtypeOption = None
+    routing: Routing = None
     impl: Annotated[Texts, option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or "
         "path/to/file.py:name (which runs that file's code); comma-separated or repeated. eager is always included. "
         "\\[default: eager, compile, compile-async-tp, liger, fused-auto, fused-mlp-auto; for experts eager, grouped, "

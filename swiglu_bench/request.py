@@ -309,7 +309,7 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
             shapes = [shape for shape in shapes if _fitting(scopes_of(scopes), shape)]
         _check_scopes(scopes_of(scopes), shapes)
     if options.routing is not None:
-        shapes = _routed(shapes, options.routing)
+        shapes = routed(shapes, options.routing)
     cases = expand(
         split_over(shapes, options.tp),
         scopes=scopes_of(scopes),
@@ -354,7 +354,7 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
         raise BadInput(f"--scope {lost[0]}: none of the shapes has it; give one that has, or leave {lost[0]} out.")
 
 
-def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
+def routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
     """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
     routings = dict.fromkeys(routings_of(names))
     if not any(shape.experts for shape in shapes):

@@ -230,6 +230,10 @@ def _cases(
 
     names = options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke"
     shapes = load_shapes(names, options.seed)
+    if options.routing is not None:
+        shapes = request.routed(shapes, options.routing)
+    if any(shape.is_local for shape in shapes):
+        raise BadInput("--routing: local is what one rank of several sees; give balanced, uniform, zipf or single.")
     if len({bool(shape.experts) for shape in shapes}) > 1:
         raise BadInput("--shapes: mixtures of experts and dense blocks have other contenders; give one kind at a time.")
     if shapes[0].experts:

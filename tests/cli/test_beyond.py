@@ -218,6 +218,8 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
         (("--impl", "nobody"), "--impl: no implementation is called 'nobody'"),
         (("--no-csv", "--out", "x"), "--out was given together with --no-csv"),
         ((*EXPERTS, "--sequence-parallel", "no"), "--sequence-parallel: with experts each rank has its part of"),
+        ((*EXPERTS, "--routing", "uniform,local"), "--routing: local is what one rank of several sees; give balanced"),
+        (("--routing", "zipf"), "--routing is for mixtures of experts, and 16x32 has no experts"),
         (("--shapes", "smoke,smoke-experts"), "--shapes: mixtures of experts and dense blocks have other contenders"),
         ((*EXPERTS, "--gpus", "3"), "--gpus: smoke-experts's number of experts 8 is not divisible by 3"),
     ],
@@ -246,7 +248,9 @@ def test_a_dry_run_of_tp_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: pytest.fail("processes were started"))
     plan = json.loads(split("--gpus", "1,2", "--dry-run", "--format", "json").out)
     assert (plan["kind"], [row["ranks"] for row in plan["rows"]]) == ("plan", [1, 1, 2, 2])
-    of_experts = json.loads(split(*EXPERTS, "--dry-run", "--impl", "mega*", "--format", "json").out)
+    more = "--routing", "uniform,zipf", "--dry-run", "--impl", "mega*", "--format", "json"
+    of_experts = json.loads(split(*EXPERTS, *more).out)
+    assert {row["shape"] for row in of_experts["rows"]} == {"smoke-experts", "smoke-experts@zipf"}
     assert of_experts["implementations"] == ["grouped", "megatron-alltoall", "megatron-deepep"]
 
 
