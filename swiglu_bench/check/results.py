@@ -289,8 +289,8 @@ def _pop_saved_tensors_hooks() -> None:
 
 OTHERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD")
 """Variables whose being there changes other code; what else libraries add, such as folders of caches, is no fault."""
-OF_CACHES = ("TORCH", "TRITON_", "XDG_", "CUTE_", "CUDA_HOME")
-"""Beginnings of the names that compilers set for themselves."""
+OF_CACHES = ("TORCH", "TRITON_", "XDG_", "CUTE_", "CUDA_HOME", "PYTHONPATH")
+"""Beginnings of the names that compilers set for themselves and for processes of their own, as tilelang does."""
 
 
 @functools.cache

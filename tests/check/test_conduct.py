@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from swiglu_bench.check import results
 from swiglu_bench.check.results import PUT_BACK, SETTINGS, GlobalState, put_functions_back, random_state
 
 
@@ -75,6 +76,16 @@ def test_a_changed_setting_is_put_back_and_remembered_unless_libraries_change_it
     assert (changed != before, read()) == (True, before)
     assert (name in state.changed) is (name in BLAMED)
     assert state.changed <= {name, "torch's function or dispatch modes"}, "a default device is a mode as well"
+
+
+def test_where_a_compiler_lets_its_processes_find_packages_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    results._variables.cache_clear()
+    state = GlobalState()
+    os.environ["PYTHONPATH"] += ":/nowhere"
+    state.put_back()
+    results._variables.cache_clear()
+    assert not state.changed
 
 
 def test_a_mode_that_was_entered_and_never_left_is_named() -> None:
