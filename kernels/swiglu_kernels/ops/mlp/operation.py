@@ -21,6 +21,8 @@ and d_w_up and its columns of d_w_down once and for all; dX is summed over the s
 and rounded once. Where no weight or bias wants a gradient, the backward works through the tokens, and sums nothing.
 """
 
+from collections.abc import Callable, Iterable
+
 import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula, Limit
@@ -104,9 +106,15 @@ def _forward(given: Operands, options: Chosen, out: torch.Tensor, gate: torch.Te
         plan.apply(multiply, h, w_down, bias_down, out[rows], returning=torch.nn.functional.linear)
 
 
-def _backward(
-    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
-) -> None:
+def write_gradients(
+    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool,
+    arriving: Iterable[tuple[slice, torch.Tensor]] | None = None,
+    send: Callable[[torch.Tensor, slice], None] | None = None,
+) -> None:  # fmt: skip
+    """Write the backward's results; on several ranks (`parallel.py`) `arriving` yields rows of d_out as they come.
+
+    Then dX is made before the weights' gradients, and `send` begins to add it to that of the other ranks.
+    """
     x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
     assert w_up is not None
     assert w_down is not None
@@ -134,14 +142,21 @@ def _backward(
             h, wanted_h = new(d_out, *size), None  # the forward makes it
             of_part = [None if bias is None else bias[columns] for bias in (bias_gate, bias_up)]
             write_forward(x_rows, *weights, h, saved, (of_part[0], of_part[1]), formula)
-        write_hidden_grads(d_out_rows, down, saved, d_gate, d_up, wanted_h, formula)
+        if arriving is None:
+            write_hidden_grads(d_out_rows, down, saved, d_gate, d_up, wanted_h, formula)
+        for piece, of_d_out in arriving or ():
+            made = d_gate[piece], d_up[piece], None if wanted_h is None else wanted_h[piece]
+            write_hidden_grads(of_d_out, down, (saved[0][piece], saved[1][piece]), *made, formula)
+        if send is not None and results.wants("x"):
+            write_input_grad(d_gate, d_up, *weights, results["x"], options.input_grad)
+            send(results["x"], rows)
         if results.wants("w_down"):
             assert h is not None
             write_down_grad(d_out_rows, h, results["w_down"][:, columns], options.weight_grad)
         del h, wanted_h
         if dx_sum is not None:
             run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, PLAIN, True)
-        elif results.wants("x"):
+        elif results.wants("x") and send is None:
             write_input_grad(d_gate, d_up, *weights, results["x"][rows], options.input_grad)
         if results.wants("w_gate"):
             assert x_rows is not None, "weight gradients are products with x"
@@ -166,7 +181,7 @@ def write_down_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor
         plan.apply(multiply_transposed, d_out, h, d_w_down, returning=multiply_transposed)
 
 
-MLP = GatedOperation("mlp", 7, _forward, _backward)
+MLP = GatedOperation("mlp", 7, _forward, write_gradients)
 
 
 def swiglu_mlp(
