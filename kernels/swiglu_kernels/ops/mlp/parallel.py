@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.graph import increment_version
 
-from swiglu_kernels.ops.gate.formula import check_formula
+from swiglu_kernels.ops.gate.formula import PLAIN, check_formula
 from swiglu_kernels.ops.glu import block
 from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.glu.block import SAVED, Chosen, Operands, new
@@ -48,7 +48,6 @@ PIECE_ROWS = 512
 """Rows of a rank from which they are a piece of their own; below, all ranks' rows are one piece."""
 BLOCK = 2048
 """Elements that a program adds up."""
-GATE = {"activation": "silu", "gate_multiplier": 1.0, "alpha": 1.0, "limit": None, "up_offset": 0.0}
 ONLY_X = "none", "preact"
 """weight_grad and save of a backward that does not read x."""
 
@@ -328,7 +327,7 @@ def swiglu_mlp_parallel(
         TypeError, ValueError: as for `swiglu_mlp`; the ranks' sizes differ when they first meet them.
         RuntimeError: a CUDA graph is being recorded, and nothing of these sizes was called before.
     """
-    formula = check_formula(*(options.pop(name, default) for name, default in GATE.items()))
+    formula = check_formula(*(options.pop(name, default) for name, default in PLAIN.options.items()))
     asked = {"weight_grad": AUTO, "save": AUTO, "input_grad": AUTO} | options
     given = block.check_operands((x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down), block.SEPARATE, True)
     if asked["weight_grad"] == "none":
