@@ -9,19 +9,16 @@ numbers and looks which of the kernels' gates gives the same results. Nothing he
 asked to.
 """
 
-import ctypes
 import functools
 import importlib
-import weakref
 from typing import Any
 
 import torch
 from torch import nn
 
-from swiglu_kernels.nn.gates import gate_shown
+from swiglu_kernels.nn.gates import gate_shown, once_for_a_module
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.gate.formula import Formula, Limit
-from swiglu_kernels.runtime.internals import constant_in_graphs
 
 NAMES = {
     ("bf16", False): "swiglu_kernels",
@@ -52,25 +49,17 @@ def takes_part(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("_apply_gate", "has_gate", "is_transposed", "is_concatenated"))
 
 
+def is_set(module: Any) -> bool:
+    """Tell whether one of these implementations is set for a module."""
+    return takes_part(module) and getattr(module.config, "_experts_implementation", None) in NAMES.values()
+
+
 Gate = tuple[str, float, Limit, float]
-_gates: "weakref.WeakKeyDictionary[nn.Module, Gate | str]" = weakref.WeakKeyDictionary()
 
 
+@once_for_a_module
 def gate_of(module: Any) -> Gate | str:
     """Return activation, alpha, limit and up_offset of a module that takes part, or why the kernels cannot have it."""
-    return _gate_at(id(module))
-
-
-@constant_in_graphs  # for one module there is one gate
-def _gate_at(address: int) -> Gate | str:
-    """The same of the module that lies there: the Dynamo of PyTorch 2.11 hands no module to a function marked so."""
-    module = ctypes.cast(address, ctypes.py_object).value
-    if module not in _gates:
-        _gates[module] = _seen(module)
-    return _gates[module]
-
-
-def _seen(module: Any) -> Gate | str:
     if not module.has_gate:
         return "its experts have no gate"
     if getattr(module, "has_post_expert_norm", False):

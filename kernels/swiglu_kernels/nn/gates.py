@@ -4,19 +4,25 @@ The numbers of a gate, such as its limit, are read from the attributes that mode
 by its name.
 """
 
+import ctypes
+import functools
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from swiglu_kernels.ops.gate.definition import gate_mul
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
+from swiglu_kernels.runtime.internals import constant_in_graphs
 
 LIMITS, ALPHAS, CAPS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha"), ("gate_softcap", "up_softcap")
 """Attributes that hold these numbers; the caps are submodules of the activation, whose `softcap` is the number."""
 _TOLERANCE = 1e-5
+T = TypeVar("T")
 
 
 def gate_shown(module: nn.Module, shown: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Formula | None:
@@ -57,6 +63,21 @@ def gate_of_mlp(module: nn.Module, gated: tuple[str, ...], down: str) -> Formula
             return gate_shown(module, lambda gate, up: twin.forward(torch.cat((gate, up), -1)))
     except Exception:
         return None
+
+
+def once_for_a_module(find: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Return a function that asks `find` of each module once; in graphs, which cannot hold the result, a constant."""
+    found: weakref.WeakKeyDictionary[nn.Module, T] = weakref.WeakKeyDictionary()
+
+    @constant_in_graphs
+    def at(address: int) -> T:
+        """Of the module that lies there: the Dynamo of PyTorch 2.11 hands no module to a function marked so."""
+        module = ctypes.cast(address, ctypes.py_object).value
+        if module not in found:
+            found[module] = find(module)
+        return found[module]
+
+    return functools.wraps(find)(lambda module: at(id(module)))
 
 
 def _numbers(owner: object, names: tuple[str, ...]) -> list[float]:

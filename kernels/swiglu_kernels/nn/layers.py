@@ -9,21 +9,17 @@ Such a layer has no state: its forward runs on the module that it was put into, 
 limit of that. The gate is found as `patch_model` finds it, by what the module's own forward does (`gates.py`).
 """
 
-import ctypes
-import weakref
 from typing import Any
 
 import torch
 from torch import nn
 
-from swiglu_kernels.nn.gates import gate_of_mlp
+from swiglu_kernels.nn.gates import gate_of_mlp, once_for_a_module
 from swiglu_kernels.nn.modules import why_not_plain
 from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.ops.mlp.operation import swiglu_mlp
-from swiglu_kernels.runtime.internals import constant_in_graphs
 
 _NAMES = tuple(PLAIN.options)
-_gates: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, ...] | None]" = weakref.WeakKeyDictionary()
 
 
 class SwiGLUMLP(nn.Module):
@@ -67,18 +63,14 @@ def _projections(module: nn.Module, *names: str) -> list[Any]:
 
 
 def _gate(module: nn.Module) -> dict[str, Any]:
-    options = _gate_at(id(module))
+    options = _options_of(module)
     if options is None:
         raise ValueError(f"{type(module).__name__}: its forward shows none of the gates that swiglu_kernels has")
     return dict(zip(_NAMES, options, strict=True))
 
 
-@constant_in_graphs  # for one module there is one gate
-def _gate_at(address: int) -> tuple[Any, ...] | None:
-    """The options of the gate of the module that lies there, which no graph can hold."""
-    module = ctypes.cast(address, ctypes.py_object).value
-    if module not in _gates:
-        gated = ("gate_up_proj",) if "gate_up_proj" in module._modules else ("gate_proj", "up_proj")
-        formula = gate_of_mlp(module, gated, "down_proj")
-        _gates[module] = None if formula is None else tuple(formula.options.values())
-    return _gates[module]
+@once_for_a_module
+def _options_of(module: nn.Module) -> tuple[Any, ...] | None:
+    gated = ("gate_up_proj",) if "gate_up_proj" in module._modules else ("gate_proj", "up_proj")
+    formula = gate_of_mlp(module, gated, "down_proj")
+    return None if formula is None else tuple(formula.options.values())

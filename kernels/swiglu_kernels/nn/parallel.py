@@ -26,15 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from swiglu_kernels.nn.experts_interface import NAMES, takes_part
-from swiglu_kernels.nn.modules import (
-    FusedModule,
-    FusedSwiGLU,
-    FusedSwiGLUExperts,
-    FusedSwiGLUMLP,
-    FusedSwiGLUPackedMLP,
-    why_not_plain,
-)
+from swiglu_kernels.nn import modules
+from swiglu_kernels.nn.experts_interface import is_set
 from swiglu_kernels.nn.split import ExpertSplit, Split
 
 
@@ -80,8 +73,8 @@ class SwiGLUParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _check(module, device_mesh)
-        assert isinstance(module, FusedModule)
-        if isinstance(module, FusedSwiGLUPackedMLP):
+        assert isinstance(module, modules.FusedModule)
+        if isinstance(module, modules.FusedSwiGLUPackedMLP):
             _part(module)
 
         def shard(name: str, weight: Placement, bias: Placement) -> None:
@@ -90,7 +83,7 @@ class SwiGLUParallel(ParallelStyle):
 
         shard("gate_proj", Shard(0), Shard(0))
         shard("up_proj", Shard(0), Shard(0))
-        if not isinstance(module, FusedSwiGLU):
+        if not isinstance(module, modules.FusedSwiGLU):
             shard("down_proj", Shard(1), Replicate())
         module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output, self.overlap)
         return module
@@ -117,18 +110,12 @@ class SwiGLUExpertsParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         name = type(module).__name__
-        ours = takes_part(module) and getattr(module.config, "_experts_implementation", None) in NAMES.values()
-        if not (ours or isinstance(module, FusedSwiGLUExperts)):
+        if not (is_set(module) or isinstance(module, modules.FusedSwiGLUExperts)):
             raise TypeError(
                 f"SwiGLUExpertsParallel: expected experts that patch_model has set to its kernels, got {name}"
             )
         _check_whole(module, device_mesh, getattr(module, "expert_parallel", None))
-        experts = module.get_parameter("down_proj").shape[0]
-        if experts % device_mesh.size():
-            raise ValueError(
-                f"{name}: expected a number of experts that is divisible by the {device_mesh.size()} ranks, "
-                f"got {experts}"
-            )
+        _check_divides(name, "a number of experts", module.get_parameter("down_proj").shape[0], device_mesh)
         for path in [path for path, _ in module.named_parameters(recurse=False)]:
             _shard(self, module, path, device_mesh, Shard(0))
         module.expert_parallel = ExpertSplit(device_mesh, *self._how)  # type: ignore[assignment]
@@ -158,26 +145,28 @@ def _check_whole(module: nn.Module, mesh: DeviceMesh, split: object) -> None:
             )
 
 
+def _check_divides(name: str, what: str, size: int, mesh: DeviceMesh) -> None:
+    if size % mesh.size():
+        raise ValueError(f"{name}: expected {what} that is divisible by the {mesh.size()} ranks, got {size}")
+
+
 def _check(module: nn.Module, mesh: DeviceMesh) -> None:
     """Raise where a module cannot be split over a mesh."""
-    if not isinstance(module, (FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP)):
+    if not isinstance(module, (modules.FusedSwiGLU, modules.FusedSwiGLUMLP, modules.FusedSwiGLUPackedMLP)):
         name = type(module).__name__
         raise TypeError(f"SwiGLUParallel: expected a module of swiglu_kernels (patch_model makes them), got {name}")
     _check_whole(module, mesh, module.tensor_parallel)
-    packed = isinstance(module, FusedSwiGLUPackedMLP)
+    packed = isinstance(module, modules.FusedSwiGLUPackedMLP)
     first = "gate_up_proj" if packed else "gate_proj"
     for path in (first, "up_proj", "down_proj"):
-        reason = why_not_plain(getattr(module, path)) if hasattr(module, path) else None
+        reason = modules.why_not_plain(getattr(module, path)) if hasattr(module, path) else None
         if reason is not None:
             raise TypeError(f"{path}: expected a plain torch.nn.Linear, but {reason}")
     intermediate = getattr(module, first).out_features // (2 if packed else 1)
-    if intermediate % mesh.size():
-        raise ValueError(
-            f"{first}: expected an intermediate size that is divisible by the {mesh.size()} ranks, got {intermediate}"
-        )
+    _check_divides(first, "an intermediate size", intermediate, mesh)
 
 
-def _part(module: FusedSwiGLUPackedMLP) -> None:
+def _part(module: modules.FusedSwiGLUPackedMLP) -> None:
     """Put gate_proj and up_proj in the place of gate_up_proj."""
     packed, down = module.gate_up_proj, module.down_proj
     del module.gate_up_proj, module.down_proj

@@ -15,16 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from swiglu_kernels.nn import modules
 from swiglu_kernels.nn.experts_interface import NAMES, gate_of, register_experts, takes_part
 from swiglu_kernels.nn.gates import gate_of_mlp
-from swiglu_kernels.nn.modules import (
-    FusedModule,
-    FusedSwiGLUMLP,
-    FusedSwiGLUPackedMLP,
-    Options,
-    why_not_bare,
-    why_not_plain,
-)
 from swiglu_kernels.ops.experts import fp8_experts
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.choice import experts_pay, pays_from, where_it_pays
@@ -41,7 +34,7 @@ class Layout:
 
     gated: tuple[str, ...]
     down: str
-    fused: type[FusedModule]
+    fused: type[modules.FusedModule]
     classes: frozenset[str]
 
     @property
@@ -52,8 +45,8 @@ class Layout:
 
 _OF_LLAMA = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 LAYOUTS = (
-    Layout(("gate_proj", "up_proj"), "down_proj", FusedSwiGLUMLP, _OF_LLAMA),
-    Layout(("gate_up_proj",), "down_proj", FusedSwiGLUPackedMLP, frozenset({"Phi3MLP"})),
+    Layout(("gate_proj", "up_proj"), "down_proj", modules.FusedSwiGLUMLP, _OF_LLAMA),
+    Layout(("gate_up_proj",), "down_proj", modules.FusedSwiGLUPackedMLP, frozenset({"Phi3MLP"})),
 )
 OTHER_NAMES = frozenset({"w1", "w2", "w3"})
 """What the three projections are called in models that no layout describes."""
@@ -153,7 +146,7 @@ def patch_model(
         raise TypeError(f"classes: expected a collection of class names, got the string {classes!r}")
     if others := [name for name in classes if not isinstance(name, str)]:
         raise TypeError(f"classes: expected names of classes, as strings, got {others[0]!r}")
-    options = Options(weight_grad, save, input_grad, precision, accumulate_into_main_grad)
+    options = modules.Options(weight_grad, save, input_grad, precision, accumulate_into_main_grad)
     if keep_codes and not options.recipe:
         raise ValueError(f"keep_codes: expected False with precision={precision!r}, which quantises nothing, got True")
     candidates = list(_candidates(model))
@@ -179,22 +172,22 @@ def patch_model(
             left_alone.append(LeftAlone(path, name, reasons[path]))
             continue
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
-    modules = {change.path: model.get_submodule(change.path) for change in changed}
-    for module in modules.values() if keep_codes else ():
+    patched = {change.path: model.get_submodule(change.path) for change in changed}
+    for module in patched.values() if keep_codes else ():
         vars(module)[_CODES] = KeptCodes()
-    notes = [*_why_not_paying(modules, options, tokens), *_without_kernels(modules.values())]
+    notes = [*_why_not_paying(patched, options, tokens), *_without_kernels(patched.values())]
     if not candidates and not experts:
         known = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
         notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {known}")
     return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
 
 
-def _why_not_paying(modules: dict[str, Any], options: Options, tokens: int | None) -> list[str]:
+def _why_not_paying(patched: dict[str, Any], options: modules.Options, tokens: int | None) -> list[str]:
     """Say for each kind of layer in which fp8 takes longer than bf16 at so many tokens where it pays."""
     found: dict[str, list[str]] = {}
     if not options.recipe or tokens is None:
         return []
-    for path, module in modules.items():
+    for path, module in patched.items():
         if takes_part(module):
             rows = tokens * getattr(module.config, "num_experts_per_tok", 1) / len(module.gate_up_proj)
             if not experts_pay(rows, *module.down_proj.shape[1:]):
@@ -209,9 +202,9 @@ def _why_not_paying(modules: dict[str, Any], options: Options, tokens: int | Non
     return [f"{options.precision} at {tokens} tokens: it {why}: {', '.join(paths)}" for why, paths in found.items()]
 
 
-def _without_kernels(modules: Iterable[nn.Module]) -> list[str]:
+def _without_kernels(patched: Iterable[nn.Module]) -> list[str]:
     """Say on which devices nothing is gained."""
-    devices = {next(module.parameters()).device for module in modules}
+    devices = {next(module.parameters()).device for module in patched}
     found = sorted(str(device) for device in devices if device.type != "meta" and backend_for(device) == "torch")
     what = (
         f"nothing is gained on {', '.join(found)}: the backend there is torch, PyTorch's own operations; the kernels "
@@ -224,7 +217,7 @@ def _implementation(module: Any) -> str:
     return f"experts_implementation={module.config._experts_implementation!r}"
 
 
-def _set_experts(model: nn.Module, experts: list[tuple[str, nn.Module]], options: Options) -> dict[str, str]:
+def _set_experts(model: nn.Module, experts: list[tuple[str, nn.Module]], options: modules.Options) -> dict[str, str]:
     """Set the implementation of a model's experts, by path, where all of them can have it; return why the others not.
 
     It is the model's configuration that names it, so that all of a model are set, or none.
@@ -257,7 +250,7 @@ def _experts_implementation(owner: Any) -> Any:
     return owner.config._experts_implementation if by_part is None else by_part()
 
 
-def _why_not_experts(module: Any, options: Options) -> str | None:
+def _why_not_experts(module: Any, options: modules.Options) -> str | None:
     if module.config._experts_implementation in NAMES.values():
         return f"it already has {_implementation(module)}"
     if options.weight_grad == "none":
@@ -343,7 +336,7 @@ def _check_classes(classes: Collection[str], candidates: list[nn.Module]) -> Non
         raise ValueError(f"classes: no MLP of the model is of class {', '.join(absent)}; the model has {found}")
 
 
-def _fused_attributes(module: nn.Module, layout: Layout, options: Options) -> dict[str, Any]:
+def _fused_attributes(module: nn.Module, layout: Layout, options: modules.Options) -> dict[str, Any]:
     attributes = {_STOCK_CLASS: type(module), "options": options}
     gate = _gate(module, layout) or PLAIN
     changed = {name: value for name, value in gate.options.items() if value != PLAIN.options[name]}
@@ -379,23 +372,23 @@ def _why_not_layout(module: nn.Module) -> str:
     return f"its projections are called {', '.join(sorted(OTHER_NAMES))}; what is patched calls them {known}"
 
 
-def _check_fp8_devices(modules: list[nn.Module]) -> None:
-    for device in {parameter.device for module in modules for parameter in module.parameters()}:
+def _check_fp8_devices(taken: list[nn.Module]) -> None:
+    for device in {parameter.device for module in taken for parameter in module.parameters()}:
         reason = None if device.type == "meta" else fp8.why_not(device)
         if reason is not None:
             raise ValueError(f"precision: {reason}; patch the model where it will run, or leave precision out")
 
 
-def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], options: Options) -> Iterator[str]:
+def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], options: modules.Options) -> Iterator[str]:
     """Yield reasons to leave a module alone; after the first the next ones have no meaning."""
     linears: dict[str, Any] = {name: getattr(module, name) for name in layout.projections}
-    if isinstance(module, FusedModule):
+    if isinstance(module, modules.FusedModule):
         advice = "; unpatch first to change options" if _STOCK_CLASS in module.__dict__ else ""
         yield f"already fused ({module.extra_repr()}){advice}"
     if "forward" in module.__dict__:
         yield "its forward was replaced"
     for name, linear in linears.items():
-        if (reason := why_not_plain(linear)) is not None:
+        if (reason := modules.why_not_plain(linear)) is not None:
             yield f"{name}: {reason}"
         # A subclass of Parameter or Tensor is quantised, sharded (patch first) or otherwise not what it seems.
         if type(linear.weight) is not nn.Parameter:
@@ -414,7 +407,7 @@ def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], option
         yield "config.pretraining_tp is above 1"
     activation = getattr(module, str(where), None)
     if isinstance(activation, nn.Module):
-        if (reason := why_not_bare(activation)) is not None:
+        if (reason := modules.why_not_bare(activation)) is not None:
             yield f"{where}: {reason}"
         if known is None and {*activation.parameters(), *activation.buffers()}:
             yield f"{where}: its activation has parameters or buffers"
@@ -478,7 +471,7 @@ def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
     with torch.no_grad(), torch.autocast(first.device.type, enabled=False), torch.random.fork_rng(cuda):
         try:
             x = _tokens(first[: down.shape[1]])
-            new = _twin(module, layout.fused, _fused_attributes(module, layout, Options())).forward(x.clone())
+            new = _twin(module, layout.fused, _fused_attributes(module, layout, modules.Options())).forward(x.clone())
             for training in (False, True):
                 old = _twin(module, type(module), {"training": training}).forward(x.clone())
                 reason = _difference(old, new, tolerance)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swiglu_kernels.nn.experts_interface import NAMES, takes_part
+from swiglu_kernels.nn.experts_interface import is_set
 from swiglu_kernels.nn.modules import FusedModule, FusedSwiGLUExperts
 from swiglu_kernels.ops.glu.operation import swiglu_glu
 from swiglu_kernels.ops.mlp.operation import swiglu_mlp
@@ -143,12 +143,9 @@ def _of_modules(model: nn.Module, top_k: int | None) -> list[Call]:
         alike: list[object] = [type(module)]
         alike += [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad) for leaf in own]
         if isinstance(module, FusedModule):
-            found[(*alike, module.options, *module.gate_options.items())] = [
-                (module, partial(_zeros_like, own[0]), own)
-            ]
-        elif isinstance(module, FusedSwiGLUExperts) or (
-            takes_part(module) and getattr(module.config, "_experts_implementation", None) in NAMES.values()
-        ):
+            kind = *alike, module.options, *module.gate_options.items()
+            found[kind] = [(module, partial(_zeros_like, own[0]), own)]
+        elif isinstance(module, FusedSwiGLUExperts) or is_set(module):
             found[(*alike, str(getattr(module, "options", "")))] = _of_experts(module, own, top_k)
     if not found:
         raise ValueError(f"{type(model).__name__} has no fused module: patch_model puts them in")

@@ -1,8 +1,10 @@
-"""Groups of ranks: which one is meant, what all of its ranks say, and whether they can read each other's memory."""
+"""Groups of ranks: which one is meant, what all of its ranks say, and memory that they read of each other."""
 
+import contextlib
 import functools
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     Group = dist.ProcessGroup
 else:  # there are builds without torch.distributed
     Group = getattr(dist, "ProcessGroup", object)
+T = TypeVar("T")
 
 
 def group_of(group: Group | DeviceMesh | None) -> Group:
@@ -51,3 +54,53 @@ def why_not_symmetric(x: torch.Tensor, group: Group) -> str | None:
     if x.device.type != "cuda" or backend_for(x) != "triton":
         return f"it needs GPUs and kernels of Triton, and x is on a {x.device.type.upper()}"
     return _why_not_symmetric(group, x.device)
+
+
+class PeerMemory:
+    """Memory of a group, in which every rank reads and writes every other's, and the stream that rows are copied on."""
+
+    def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+        """Allocate it, which all ranks do together."""
+        self.size_bytes = size_bytes
+        self.buffers, self.wait = internals.symmetric_memory(group, device, size_bytes)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+def copy_beside(stream: torch.cuda.Stream | None, *copies: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    """Copy rows, (into, from), as soon as what was launched before is done; return an event, None without a stream."""
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+        for into, rows in copies:
+            into.copy_(rows, non_blocking=True)
+    return None if stream is None else stream.record_event()
+
+
+def join(stream: torch.cuda.Stream | None) -> None:
+    """Let what is launched from now on wait for all copies."""
+    if stream is not None:
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+
+_met: dict[tuple[Any, ...], Any] = {}
+
+
+def met(
+    operation: str, group: Group, device: torch.device, sizes: dict[str, Any], make: Callable[[], T], advice: str = ""
+) -> T:
+    """Return what was made for calls of these sizes, which all ranks do together when they first meet one.
+
+    Raises:
+        RuntimeError: they meet it while a CUDA graph is being recorded.
+        ValueError: the ranks' sizes differ; `advice` says what to do about it.
+    """
+    key = operation, group, device, *sizes.values()
+    if key not in _met:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"{operation}: call it once with these sizes before recording a CUDA graph")
+        kinds = all_of(group, tuple(size if isinstance(size, int) else str(size) for size in sizes.values()))
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError(f"the ranks call with different ({', '.join(sizes)}): {sorted(set(kinds))}{advice}")
+        _met[key] = make()
+    found: T = _met[key]
+    return found

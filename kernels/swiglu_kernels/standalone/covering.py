@@ -361,21 +361,14 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
         name = f"experts by hand, h{', gate and up' if kept is not None else ''}"
         name += f"{', interleaved' if interleaved else ''}{', transposed' if weight is across else ''}"
         name += ", rows copied" if slots else ""
-        routed = starts, counts, pair, slots
-        yield name, hopper_experts.gate_up_launch(x, weight, h, kept, routed, bias, formula, interleaved)
-        if kept is None:
-            down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
-            given = x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
-            yield f"{name}, backward", hopper_experts.gate_backward_launch(*given)
-        if slots:
-            routed = counts, counts, pair, slots
-            yield (
-                f"{name}, a part",
-                hopper_experts.gate_up_launch(x, weight, h, kept, routed, bias, formula, interleaved),
-            )
+        for of_part, begins in (("", starts), (", a part", counts))[: 2 if slots else 1]:
+            routed = begins, counts, pair, slots
+            given = x, weight, h, kept, routed, bias, formula, interleaved
+            yield f"{name}{of_part}", hopper_experts.gate_up_launch(*given)
             if kept is None:
-                given = x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
-                yield f"{name}, a part, backward", hopper_experts.gate_backward_launch(*given)
+                down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
+                of_backward = x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
+                yield f"{name}{of_part}, backward", hopper_experts.gate_backward_launch(*of_backward)
     yield "experts by hand, y", hopper_experts.rows_launch(h, w_down, x, starts, counts)
     yield "experts by hand, y, a part", hopper_experts.rows_launch(h, w_down, x, counts, counts)
     yield "experts by hand, y, bias", hopper_experts.rows_launch(h, w_down, x, starts, counts, biases[1])

@@ -59,6 +59,8 @@ class LayerTensors:
             raise AttributeError(name)
         if name in PAIRS:
             return tuple(getattr(self, part) for part in PAIRS[name])
+        if name.endswith(ACROSS):  # of experts, as gradients of h and x are multiplied by it
+            return getattr(self, name.removesuffix(ACROSS)).mT
         made = self.__dict__[name] = self._make(name, self._shapes[name])
         return made
 
@@ -74,16 +76,6 @@ class LayerTensors:
     def written(self) -> tuple[torch.Tensor, ...]:
         """The outputs of what has been described so far."""
         return tuple(made for name, made in vars(self).items() if name in WRITTEN and made is not None)
-
-    @property
-    def w_down_across(self) -> torch.Tensor:
-        """Of experts, as the gradient of h is multiplied by it."""
-        return self.w_down.mT
-
-    @property
-    def w_gate_up_across(self) -> torch.Tensor:
-        """As the gradient of x is multiplied by it."""
-        return self.w_gate_up.mT
 
     @property
     def dots(self) -> torch.Tensor:
@@ -108,6 +100,8 @@ PAIRS = {
     "h_and_pre": ("h_made", "pre_made"), "hidden_grads": ("d_pre", "wh", "dots"),
 }  # fmt: skip
 """Tensors that launches take as one argument."""
+ACROSS = "_across"
+"""Behind the name of a weight: its transpose."""
 Calls = dict[str, tuple[Callable[..., Any], str]]
 """Functions, and what of `LayerTensors` their arguments are."""
 DENSE: Calls = {

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from swiglu_kernels.ops.mlp.choice import KERNELS
+from swiglu_kernels.tiles.candidates import KERNELS
 from swiglu_kernels.tiles.rules import TABLES, Tile, few_tokens_tile, forward_tile, tile_of
 
 CAPABILITIES = [None, (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]

@@ -17,8 +17,8 @@ Where `overlap_pays`, copy engines read: no kernel can run beside products that 
                 and the gradients of the routing weights travel
 """
 
-import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,10 +30,10 @@ from swiglu_kernels.ops.experts import exchange
 from swiglu_kernels.ops.experts.exchange import RankSizes
 from swiglu_kernels.ops.experts.operation import swiglu_experts, under_way
 from swiglu_kernels.ops.fp8.operation import Operand
-from swiglu_kernels.runtime import autocast, internals
+from swiglu_kernels.runtime import autocast
 from swiglu_kernels.runtime.checks import check_experts, check_option
 from swiglu_kernels.runtime.operator import not_for_dynamo
-from swiglu_kernels.runtime.ranks import Group, all_of, group_of, why_not_symmetric
+from swiglu_kernels.runtime.ranks import Group, PeerMemory, copy_beside, group_of, join, met, why_not_symmetric
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
 from swiglu_kernels.runtime.shortcuts.plan import run
 
@@ -68,7 +68,7 @@ class _Travel(torch.autograd.Function):
 # Symmetric memory
 
 
-class Shared:
+class Shared(PeerMemory):
     """Memory of a group for calls of one kind, of which every rank can read every other's."""
 
     def __init__(self, group: Group, device: torch.device, size: RankSizes, columns: int, dtypes: Dtypes) -> None:
@@ -82,7 +82,7 @@ class Shared:
         offsets = [0]
         for dtype, height, width in parts.values():
             offsets.append(offsets[-1] + -(-height * width * dtype.itemsize // ALIGN) * ALIGN)
-        memories, self.wait = internals.symmetric_memory(group, device, offsets[-1])
+        super().__init__(group, device, offsets[-1])
         self.size = size
         self.of_ranks: dict[str, list[Tensor]] = {}
         self.own: dict[str, Tensor] = {}
@@ -90,11 +90,10 @@ class Shared:
         """By part: it on each rank, where this rank writes, and its address on each, int64 [ranks]."""
         for (name, (dtype, height, width)), offset in zip(parts.items(), offsets, strict=False):
             here = slice(offset, offset + height * width * dtype.itemsize)
-            self.of_ranks[name] = found = [memory[here].view(dtype) for memory in memories]
+            self.of_ranks[name] = found = [memory[here].view(dtype) for memory in self.buffers]
             self.own[name] = found[size.rank]
             self.tables[name] = torch.tensor([part.data_ptr() for part in found], device=device)
         self._side, self.recorded = "", False
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self, side: str) -> None:
         """Wait until no rank reads what is to be written, "tokens" or "results".
@@ -145,21 +144,19 @@ class Symmetric:
 
     def _begin_copies(self, part: str, into: Tensor) -> None:
         """Let copy engines fill all blocks of a tensor but this rank's with rows for it that the other ranks have."""
-        size, stream, block = self._shared.size, self._shared.stream, self._shared.size.most * into.shape[1]
-        if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(into.device))
-        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-            for number in range(1, size.ranks):
-                rank = (size.rank + number) % size.ranks
-                theirs = self._shared.of_ranks[part][rank]
-                begin = 0 if part == "tokens" else size.block(size.rank, rank) * block
-                into.view(-1)[number * block :][:block].copy_(theirs[begin:][:block], non_blocking=True)
+        size, block, copies = self._shared.size, self._shared.size.most * into.shape[1], []
+        for number in range(1, size.ranks):
+            rank = (size.rank + number) % size.ranks
+            begin = 0 if part == "tokens" else size.block(size.rank, rank) * block
+            theirs = self._shared.of_ranks[part][rank][begin:][:block]
+            copies.append((into.view(-1)[number * block :][:block], theirs))
+        copy_beside(self._shared.stream, *copies)
         self._copying = True
 
     def wait(self) -> None:
         """Let what is launched from now on wait for copies."""
-        if self._copying and self._shared.stream is not None:
-            torch.cuda.current_stream(self.ids.device).wait_stream(self._shared.stream)
+        if self._copying:
+            join(self._shared.stream)
         self._copying = False
 
     def results(self, columns: int) -> Tensor:
@@ -204,23 +201,12 @@ def overlap_pays(size: RankSizes, hidden: int, intermediate: int, dtype: torch.d
     return arriving >= LEAST_BYTES and unwanted * size.ranks * BALANCE <= size.slots * intermediate
 
 
-_shared: dict[tuple[Any, ...], Shared] = {}
-
-
 def _shared_for(group: Group, device: torch.device, size: RankSizes, columns: int, dtypes: Dtypes) -> Shared:
-    """Return the memory of such calls, which all ranks allocate together when they first meet one."""
-    key = group, device, size, columns, dtypes
-    if key not in _shared:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("swiglu_experts_parallel: call it once with these sizes before recording a CUDA graph")
-        kinds = all_of(group, (size.experts, size.most, size.slots, columns, str(dtypes)))
-        if any(kind != kinds[0] for kind in kinds):
-            raise ValueError(
-                f"the ranks call with different (experts, tokens, k, hidden, dtypes): {sorted(set(kinds))}; "
-                "where their tokens differ, pass tokens_per_rank, the most of any rank"
-            )
-        _shared[key] = Shared(group, device, size, columns, dtypes)
-    return _shared[key]
+    """Return the memory of such calls."""
+    of_ranks = {"experts": size.experts, "tokens": size.most, "k": size.slots, "hidden": columns, "dtypes": dtypes}
+    make = partial(Shared, group, device, size, columns, dtypes)
+    advice = "; where their tokens differ, pass tokens_per_rank, the most of any rank"
+    return met("swiglu_experts_parallel", group, device, of_ranks, make, advice)
 
 
 # All-to-all

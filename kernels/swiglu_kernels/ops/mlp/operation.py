@@ -21,21 +21,15 @@ and d_w_up and its columns of d_w_down once and for all; dX is summed over the s
 and rounded once. Where no weight or bias wants a gradient, the backward works through the tokens, and sums nothing.
 """
 
+from collections.abc import Callable, Iterable
+
 import torch
 
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula, Limit
 from swiglu_kernels.ops.gate.operation import backward_launch as gate_backward_launch
+from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.glu.block import Chosen, GatedOperation, Gradients, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO
-from swiglu_kernels.ops.glu.operation import (
-    multiply,
-    multiply_plainly,
-    multiply_transposed,
-    sum_over_tokens,
-    write_forward,
-    write_input_grad,
-    write_weight_grads,
-)
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import Pair
 from swiglu_kernels.ops.mlp import choice
@@ -89,7 +83,7 @@ def multiply_and_gate_backward(
 ) -> None:  # fmt: skip
     """Write the same by a product of PyTorch and one elementwise launch."""
     d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
-    plan.apply(multiply_plainly, d_out, w_down, d_h, returning=torch.mm)
+    plan.apply(glu.multiply_plainly, d_out, w_down, d_h, returning=torch.mm)
     run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)
 
 
@@ -100,13 +94,19 @@ def _forward(given: Operands, options: Chosen, out: torch.Tensor, gate: torch.Te
     stored = (gate, up) if options.save == "preact" else None
     for rows in _chunks(x.shape[0], options.chunk_tokens):
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
-        write_forward(x[rows], w_gate, w_up, h, stored, (bias_gate, bias_up), options.formula)
-        plan.apply(multiply, h, w_down, bias_down, out[rows], returning=torch.nn.functional.linear)
+        glu.write_forward(x[rows], w_gate, w_up, h, stored, (bias_gate, bias_up), options.formula)
+        plan.apply(glu.multiply, h, w_down, bias_down, out[rows], returning=torch.nn.functional.linear)
 
 
-def _backward(
-    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
-) -> None:
+def write_gradients(
+    d_out: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool,
+    arriving: Iterable[tuple[slice, torch.Tensor]] | None = None,
+    send: Callable[[torch.Tensor, slice], None] | None = None,
+) -> None:  # fmt: skip
+    """Write the backward's results; on several ranks (`parallel.py`) `arriving` yields rows of d_out as they come.
+
+    Then dX is made before the weights' gradients, and `send` begins to add it to that of the other ranks.
+    """
     x, w_gate, w_up, bias_gate, bias_up, w_down, *_ = given
     assert w_up is not None
     assert w_down is not None
@@ -133,26 +133,33 @@ def _backward(
             saved = d_gate, d_up = new(d_out, *size), new(d_out, *size)
             h, wanted_h = new(d_out, *size), None  # the forward makes it
             of_part = [None if bias is None else bias[columns] for bias in (bias_gate, bias_up)]
-            write_forward(x_rows, *weights, h, saved, (of_part[0], of_part[1]), formula)
-        write_hidden_grads(d_out_rows, down, saved, d_gate, d_up, wanted_h, formula)
+            glu.write_forward(x_rows, *weights, h, saved, (of_part[0], of_part[1]), formula)
+        if arriving is None:
+            write_hidden_grads(d_out_rows, down, saved, d_gate, d_up, wanted_h, formula)
+        for piece, of_d_out in arriving or ():
+            made = d_gate[piece], d_up[piece], None if wanted_h is None else wanted_h[piece]
+            write_hidden_grads(of_d_out, down, (saved[0][piece], saved[1][piece]), *made, formula)
+        if send is not None and results.wants("x"):
+            glu.write_input_grad(d_gate, d_up, *weights, results["x"], options.input_grad)
+            send(results["x"], rows)
         if results.wants("w_down"):
             assert h is not None
             write_down_grad(d_out_rows, h, results["w_down"][:, columns], options.weight_grad)
         del h, wanted_h
         if dx_sum is not None:
             run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, PLAIN, True)
-        elif results.wants("x"):
-            write_input_grad(d_gate, d_up, *weights, results["x"][rows], options.input_grad)
+        elif results.wants("x") and send is None:
+            glu.write_input_grad(d_gate, d_up, *weights, results["x"][rows], options.input_grad)
         if results.wants("w_gate"):
             assert x_rows is not None, "weight gradients are products with x"
             d_weights = results["w_gate"][columns], results["w_up"][columns]
-            write_weight_grads(d_gate, d_up, x_rows, d_weights, options.weight_grad)
+            glu.write_weight_grads(d_gate, d_up, x_rows, d_weights, options.weight_grad)
         if results.wants("bias_gate"):
-            plan.apply(sum_over_tokens, d_gate, results["bias_gate"][columns])
-            plan.apply(sum_over_tokens, d_up, results["bias_up"][columns])
+            plan.apply(glu.sum_over_tokens, d_gate, results["bias_gate"][columns])
+            plan.apply(glu.sum_over_tokens, d_up, results["bias_up"][columns])
         del d_gate, d_up, saved  # before the next part allocates its own
     if results.wants("bias_down"):
-        plan.apply(sum_over_tokens, d_out, results["bias_down"])
+        plan.apply(glu.sum_over_tokens, d_out, results["bias_down"])
     if dx_sum is not None:
         results["x"] = dx_sum.to(d_out.dtype)
 
@@ -163,10 +170,10 @@ def write_down_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor
     if weight_grad == "triton" or by_launch:
         run(down_weight_grad_launch, d_out, h, d_w_down)
     else:
-        plan.apply(multiply_transposed, d_out, h, d_w_down, returning=multiply_transposed)
+        plan.apply(glu.multiply_transposed, d_out, h, d_w_down, returning=glu.multiply_transposed)
 
 
-MLP = GatedOperation("mlp", 7, _forward, _backward)
+MLP = GatedOperation("mlp", 7, _forward, write_gradients)
 
 
 def swiglu_mlp(

@@ -16,25 +16,26 @@ weight gradients are computed.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import increment_version
 
-from swiglu_kernels.ops.gate.formula import check_formula
+from swiglu_kernels.ops.gate.formula import PLAIN, check_formula
 from swiglu_kernels.ops.glu import block
 from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.glu.block import SAVED, Chosen, Operands, new
 from swiglu_kernels.ops.glu.choice import AUTO, resolve
-from swiglu_kernels.ops.mlp.operation import write_down_grad, write_hidden_grads
+from swiglu_kernels.ops.mlp.operation import write_gradients
 from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.backend import backend_for, capability_of, tl, triton
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.operator import may_overwrite, not_for_dynamo
 from swiglu_kernels.runtime.precision import round_to
-from swiglu_kernels.runtime.ranks import Group, all_of, why_not_symmetric
+from swiglu_kernels.runtime.ranks import Group, PeerMemory, copy_beside, join, met, why_not_symmetric
 from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.runtime.shortcuts.door import as_matrix, like_leading
 
@@ -47,7 +48,6 @@ PIECE_ROWS = 512
 """Rows of a rank from which they are a piece of their own; below, all ranks' rows are one piece."""
 BLOCK = 2048
 """Elements that a program adds up."""
-GATE = {"activation": "silu", "gate_multiplier": 1.0, "alpha": 1.0, "limit": None, "up_offset": 0.0}
 ONLY_X = "none", "preact"
 """weight_grad and save of a backward that does not read x."""
 
@@ -113,23 +113,13 @@ SHOWN, CAME = 0, 1
 """The halves of a rank's memory: rows that the others fetch, beside those that were fetched; and what they sent."""
 
 
-class PeerMemory:
-    """Memory of a group for one call after the other, and the stream on which rows are copied.
+class InPieces:
+    """Lets rows of calls of one size travel through memory that all ranks read, which one call uses after the other.
 
     Each call waits for all ranks twice. Before the first wait a rank writes the rows that it shows, which nobody reads
     any more: all had fetched the last call's before that one's second wait. Behind the first, parts are sent to where
     the last call's were added before it. So nothing else is waited for, whatever sizes calls have or graphs repeat.
     """
-
-    def __init__(self, group: Group, device: torch.device, half_bytes: int) -> None:
-        """Allocate it, which all ranks do together."""
-        self.half_bytes = half_bytes
-        self.buffers, self.wait = internals.symmetric_memory(group, device, 2 * half_bytes)
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-
-class InPieces:
-    """Lets rows of calls of one size travel through memory that all ranks read."""
 
     def __init__(self, group: Group, rows: int, shared: PeerMemory) -> None:
         self.shared, self._ranks, self._rank = shared, group.size(), group.rank()
@@ -150,9 +140,10 @@ class InPieces:
         shown[self._own].copy_(own)
         if keep:
             whole = new(own, self.total, own.shape[1])
-            self._copy(whole[self._own], own)  # while ranks wait for each other
+            copy_beside(self.shared.stream, (whole[self._own], own))  # while ranks wait for each other
         self.shared.wait()
-        fetched = [self._copy(whole[slot], self._view(rank, SHOWN, own)[slot]) for rank, slot in self._slots[1:]]
+        shows = [(whole[slot], self._view(rank, SHOWN, own)[slot]) for rank, slot in self._slots[1:]]
+        fetched = [copy_beside(self.shared.stream, rows) for rows in shows]
         return whole, self._arriving(own, whole, fetched)
 
     def _arriving(self, own: Tensor, whole: Tensor, fetched: list[Any]) -> Iterator[tuple[slice, Tensor]]:
@@ -171,13 +162,11 @@ class InPieces:
         """Let a piece of what has been computed of all ranks' rows travel to those whose rows they are."""
         for rank, slot in self._slots[1:]:
             if piece.start <= slot.start < piece.stop:
-                self._copy(self._view(rank, CAME, parts)[self._own], parts[slot])
+                copy_beside(self.shared.stream, (self._view(rank, CAME, parts)[self._own], parts[slot]))
 
     def summed(self, parts: Tensor | None) -> Any:
         """Return the sum of all ranks' parts of this rank's rows, once they are here; of None, nothing."""
-        stream = self.shared.stream
-        if stream is not None:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        join(self.shared.stream)
         self.shared.wait()
         if parts is None:
             return None
@@ -188,41 +177,21 @@ class InPieces:
 
     def _view(self, rank: int, half: int, like: Tensor) -> Tensor:
         """Return a rank's half as a matrix of all rows, with the columns of another."""
-        first, size_bytes = half * self.shared.half_bytes, self.total * like.shape[1] * like.element_size()
+        first, size_bytes = half * (self.shared.size_bytes // 2), self.total * like.shape[1] * like.element_size()
         return self.shared.buffers[rank][first : first + size_bytes].view(like.dtype).view(self.total, like.shape[1])
 
-    def _copy(self, into: Tensor, rows: Tensor) -> Any:
-        """Copy rows as soon as what was launched before is done, and return an event, None without streams."""
-        stream = self.shared.stream
-        if stream is None:
-            into.copy_(rows)
-            return None
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-        with torch.cuda.stream(stream):
-            into.copy_(rows, non_blocking=True)
-        return stream.record_event()
+
+_largest: dict[tuple[Any, ...], PeerMemory] = {}
+"""By group and device: calls of all sizes share memory, which is as large as a power of two."""
 
 
-_known: dict[tuple[Any, ...], InPieces] = {}
-
-
-def _in_pieces(group: Group, device: torch.device, rows: int, columns: int, dtype: torch.dtype) -> InPieces:
-    """Return what lets rows of a size travel, which all ranks look for together when they first meet it.
-
-    Calls of all sizes share memory, which is as large as a power of two.
-    """
-    key = group, device, rows, columns, dtype
-    if key not in _known:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("swiglu_mlp on several ranks: call it once with these sizes before recording a graph")
-        kinds = all_of(group, (rows, columns, str(dtype)))
-        if any(kind != kinds[0] for kind in kinds):
-            raise ValueError(f"the ranks call with different (tokens, hidden, dtype): {sorted(set(kinds))}")
-        half_bytes = 1 << max(group.size() * rows * columns * dtype.itemsize - 1, 255).bit_length()
-        there = (other.shared for of, other in _known.items() if of[:2] == key[:2])
-        shared = next((each for each in there if each.half_bytes >= half_bytes), None)
-        _known[key] = InPieces(group, rows, shared or PeerMemory(group, device, half_bytes))
-    return _known[key]
+def _in_pieces(group: Group, x: Tensor, columns: int) -> InPieces:
+    """Return what lets rows like those of x travel, of at most so many columns; all ranks make it together."""
+    size_bytes = 2 << max(group.size() * len(x) * columns * x.element_size() - 1, 255).bit_length()
+    shared = _largest.get((group, x.device))
+    if shared is None or shared.size_bytes < size_bytes:
+        shared = _largest[group, x.device] = PeerMemory(group, x.device, size_bytes)
+    return InPieces(group, len(x), shared)
 
 
 class Collectives:
@@ -274,7 +243,9 @@ class Ranks:
         """Return what lets rows like those of x travel, of at most so many columns."""
         if self.way == BESIDE:
             return Collectives(self.group, len(x), self.by_rows)
-        return _in_pieces(self.group, x.device, len(x), columns, x.dtype)
+        sizes = {"tokens": len(x), "hidden": columns, "dtype": x.dtype}
+        make = partial(_in_pieces, self.group, x, columns)
+        return met("swiglu_mlp on several ranks", self.group, x.device, sizes, make)
 
 
 def _forward(route: Any, given: Any, options: Chosen, keeps: bool) -> tuple[Tensor, ...]:
@@ -297,38 +268,10 @@ def _backward(
     route: Any, d_out: Tensor, given: Any, preactivations: Any, needs: tuple[bool, ...], options: Chosen, in_place: bool
 ) -> block.Gradients:
     """Return the gradients of this rank's rows of x, and of its weights and gate's and up's biases."""
-    weights = given.w_gate, given.w_up
     whole, pieces = route.gather(d_out, False)
-    results, (gate, up) = block.Gradients(whole, given, needs, options, False), preactivations
-    h = makes_h = None
-    if options.save == "input":  # again, while d_out travels
-        gate, up, h = (new(d_out, route.total, len(given.w_gate)) for _ in range(3))
-        biases = given.bias_gate, given.bias_up
-        glu.write_forward(given.x, *weights, h, (gate, up), biases, options.formula)
-    elif results.wants("w_down"):
-        h = makes_h = torch.empty_like(gate)
-    overwrites = in_place or options.save == "input"
-    d_gate, d_up = (gate, up) if overwrites else (torch.empty_like(gate), torch.empty_like(up))
-    for rows, of_d_out in pieces:
-        saved = gate[rows], up[rows]
-        made = saved if overwrites else (d_gate[rows], d_up[rows])
-        made_h = None if makes_h is None else makes_h[rows]
-        write_hidden_grads(of_d_out, given.w_down, saved, *made, made_h, options.formula)
-    parts = None
-    if results.wants("x"):
-        parts = new(d_out, route.total, given.w_gate.shape[1])
-        glu.write_input_grad(d_gate, d_up, *weights, parts, options.input_grad)
-        route.send(parts, slice(0, route.total))
-    if results.wants("w_down"):
-        assert h is not None
-        write_down_grad(whole, h, results["w_down"], options.weight_grad)
-    del h, makes_h
-    if results.wants("w_gate"):
-        glu.write_weight_grads(d_gate, d_up, given.x, (results["w_gate"], results["w_up"]), options.weight_grad)
-    if results.wants("bias_gate"):
-        plan.apply(glu.sum_over_tokens, d_gate, results["bias_gate"])
-        plan.apply(glu.sum_over_tokens, d_up, results["bias_up"])
-    results["x"] = route.summed(parts)
+    results = block.Gradients(whole, given, needs, options, False)
+    write_gradients(whole, given, preactivations, results, options, in_place, pieces, route.send)
+    results["x"] = route.summed(results["x"] if results.wants("x") else None)
     return results
 
 
@@ -384,7 +327,7 @@ def swiglu_mlp_parallel(
         TypeError, ValueError: as for `swiglu_mlp`; the ranks' sizes differ when they first meet them.
         RuntimeError: a CUDA graph is being recorded, and nothing of these sizes was called before.
     """
-    formula = check_formula(*(options.pop(name, default) for name, default in GATE.items()))
+    formula = check_formula(*(options.pop(name, default) for name, default in PLAIN.options.items()))
     asked = {"weight_grad": AUTO, "save": AUTO, "input_grad": AUTO} | options
     given = block.check_operands((x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down), block.SEPARATE, True)
     if asked["weight_grad"] == "none":

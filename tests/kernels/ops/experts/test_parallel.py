@@ -141,9 +141,10 @@ def transports(device: str, world: int) -> tuple[str, ...]:
 def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, Any]:
     """What this rank finds in each case by each transport."""
     from swiglu_kernels.ops.experts import parallel
+    from swiglu_kernels.runtime import internals
 
     if device == "cpu":
-        parallel.internals.symmetric_memory = partial(files, folder)
+        internals.symmetric_memory = partial(files, folder)
         torch.cuda.is_current_stream_capturing = lambda: False
     found: dict[Any, Any] = {}
     for transport in transports(device, world):
