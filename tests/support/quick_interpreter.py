@@ -2,8 +2,8 @@
 
 It checks every sum of 32-bit integers for overflow by another one in 64 bits (kernels of `verify` in the tests of the
 command line still run with that check, in their own processes), patches `triton.language` anew for each device
-function of a launch, makes types and shapes anew for every value, converts bit by bit, and multiplies what is not in
-fp32 without BLAS.
+function of a launch, makes types and shapes anew for every value, asks of two operands of one type what type both are
+to have, converts bit by bit, and multiplies what is not in fp32 without BLAS.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ def quicken() -> None:
     interpreter._patch_lang = _patch_once(interpreter._patch_lang, language)
     interpreter._patch_builtin = _list_once(interpreter._patch_builtin)
     _keep_types(language.core)
+    _know_operands(language.core, interpreter.interpreter_semantic)
     _convert_by_tables(interpreter)
     _multiply_by_blas(interpreter, language.float16)
 
@@ -90,13 +91,39 @@ def _keep_types(core: Any) -> None:
         key = element_ty.name, *(getattr(size, "value", size) for size in shape)
         if key not in blocks:
             make(self, element_ty, shape)
-            blocks[key] = dict(vars(self))
+            blocks[key] = dict(vars(self), sizes=key[1:])
         vars(self).update(blocks[key], element_ty=element_ty)
 
     compare, same = core.tuple.__eq__, core.constexpr(True)
     core.tuple.__eq__ = lambda self, other: same if self is other else compare(self, other)
     core.tensor.__init__ = tensor
     core.block_type.__init__ = block_type
+
+
+def _know_operands(core: Any, semantic: Any) -> None:
+    """Where both are of one type, or one is a number that the other's type holds, and where no shape changes."""
+    kind, unwrap, equal = type(semantic), core._unwrap_if_constexpr, core.dtype.__eq__
+    check, broadcast = kind.binary_op_type_checking_impl, kind.broadcast_impl_value
+    plain, core.dtype.sizes = {int, float, bool, core.dtype, core.block_type, core.tensor}, None
+
+    def checked(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> Any:
+        if type(lhs) is core.tensor:
+            scalar = lhs.type.scalar.name
+            if type(rhs) is core.tensor:
+                if scalar in ("int1", "int32", "int64", "fp32") and scalar == rhs.type.scalar.name:
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif (scalar == "fp32" and type(rhs) in (int, float)) or (
+                scalar == "int32" and type(rhs) is int and -(2**31) <= rhs < 2**31
+            ):
+                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, lhs.type.scalar))
+        return check(self, lhs, rhs, *how, **named)
+
+    core._unwrap_if_constexpr = lambda given: given if type(given) in plain else unwrap(given)
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+    kind.binary_op_type_checking_impl = checked
+    kind.broadcast_impl_value = lambda self, lhs, rhs: (
+        (lhs, rhs) if lhs.type.sizes == rhs.type.sizes else broadcast(self, lhs, rhs)
+    )
 
 
 def _convert_by_tables(interpreter: Any) -> None:
