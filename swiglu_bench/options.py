@@ -116,25 +116,27 @@ Force = Annotated[bool, option(OUTPUT, "Start again in the folder of --out: dele
 Csv = Annotated[bool, option(OUTPUT, "Write records.csv, samples.csv and run.json.")]
 Form = Annotated[str, option(OUTPUT, "table, or json, jsonl or csv for a program: stdout then carries nothing else.",
     "--format", callback=lambda form: one_of("--format", form, "table", "json", "jsonl", "csv"))]
-WandbProject = Annotated[str, option(WANDB, "Project.")]
-WandbEntity = Annotated[Text, option(WANDB, "User or team. \\[default: your own]")]
-WandbGroup = Annotated[Text, option(WANDB, "Runs of one group are shown together. \\[default: the command]")]
-WandbTags = Annotated[Texts, option(WANDB, "Tags besides the command and the GPU, comma-separated or repeated.")]
-WandbId = Annotated[Text, option(WANDB, "Id of a run to continue, or of a new one.")]
 JsonForm = Annotated[str, option(OUTPUT, "table, or json for a program: stdout then carries nothing else.",
     "--format", callback=lambda form: one_of("--format", form, "table", "json"))]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WandbOptions:
-    """Whether rows go to Weights & Biases, and to which run."""
+class WandbRunOptions:
+    """Which Weights & Biases run rows go to."""
+
+    wandb_project: Annotated[str, option(WANDB, "Project.")] = "swiglu-bench"
+    wandb_entity: Annotated[Text, option(WANDB, "User or team. \\[default: your own]")] = None
+    wandb_group: Annotated[Text, option(WANDB, "Runs of one group are shown together. \\[default: the command]")] = None
+    wandb_tags: Annotated[Texts, option(WANDB, "Tags besides the command and the GPU, comma-separated or "
+        "repeated.")] = None
+    wandb_id: Annotated[Text, option(WANDB, "Id of a run to continue, or of a new one.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbOptions(WandbRunOptions):
+    """Whether rows go to one."""
 
     log_wandb: Annotated[bool, option(WANDB, "Log to Weights & Biases.", "--log-wandb")] = False
-    wandb_project: WandbProject = "swiglu-bench"
-    wandb_entity: WandbEntity = None
-    wandb_group: WandbGroup = None
-    wandb_tags: WandbTags = None
-    wandb_id: WandbId = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +315,8 @@ COMMANDS: dict[str, type[SweepOptions]] = {
 def parameters(options: type, for_typer: bool) -> list[inspect.Parameter]:
     """The fields of an options class as parameters of a function; Typer wants their help texts, Python does not."""
     types, kind = typing.get_type_hints(options, include_extras=for_typer), inspect.Parameter.KEYWORD_ONLY
-    fields = sorted(dataclasses.fields(options), key=lambda field: "wandb" in field.name)  # their panel is the last
+    # The panel of W&B is the last, and begins with what turns it on.
+    fields = sorted(dataclasses.fields(options), key=lambda own: ("wandb" in own.name) + own.name.startswith("wandb"))
     return [inspect.Parameter(each.name, kind, default=each.default, annotation=types[each.name]) for each in fields]
 
 

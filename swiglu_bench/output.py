@@ -38,6 +38,7 @@ from swiglu_bench.worker.environments import packages_of
 from swiglu_bench.worker.policy import Settings
 
 if TYPE_CHECKING:
+    from swiglu_bench.options import WandbRunOptions
     from swiglu_bench.show.wandb_run import WandbRun
 
 
@@ -108,7 +109,7 @@ def writing(
 
 
 def wandb_run(
-    options: WandbOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
+    options: WandbRunOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
 ) -> WandbRun:
     """A W&B run that takes rows, where the `--wandb-...` options say, named and tagged by command and device."""
     from swiglu_bench.show.wandb_run import WandbRun

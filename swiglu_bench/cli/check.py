@@ -30,7 +30,7 @@ from swiglu_bench.options import HOW, OUTPUT, SHAPE, WHAT, JsonForm, complete_sh
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import grouped
 from swiglu_bench.show import text
-from swiglu_bench.tasks.sweep import start_forkserver
+from swiglu_bench.worker import forkserver
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ def audit(options: options.AuditOptions, form: JsonForm = "table") -> None:
     if not options.impl:
         chosen = [known for known in chosen if Precision.UNQUANTISED in known.precisions]
     if not options.in_process:
-        start_forkserver("swiglu_bench.tasks.contract.matrix")
+        forkserver.start("swiglu_bench.tasks.contract.matrix")
     from swiglu_bench.tasks.untimed import Asked, run_audit  # after Triton was told to interpret
 
     status, about, cells = run_audit(chosen, Asked(scopes, dtypes[0]), device, options, text.screen(form))

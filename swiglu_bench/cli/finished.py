@@ -250,11 +250,7 @@ def history(
     _put(form, history_tables(found, root, text.screen().width), found, about, COLUMNS)
 
 
-def publish(
-    run: RunPath, wandb_project: options.WandbProject = "swiglu-bench", wandb_entity: options.WandbEntity = None,
-    wandb_group: options.WandbGroup = None, wandb_tags: options.WandbTags = None, wandb_id: options.WandbId = None,
-    form: options.JsonForm = "table",
-) -> None:  # fmt: skip
+def _publish(wanted: options.WandbRunOptions, run: RunPath, form: options.JsonForm = "table") -> None:
     """Send a finished run to Weights & Biases, as --log-wandb would have. Exits 1 if not all of it could be sent.
 
     Example: swiglu-bench publish results/nvidia-h200/forward --wandb-tags reference
@@ -266,10 +262,6 @@ def publish(
     from swiglu_bench.rows.finished_run import load_run, seeds_of
 
     found = load_run(run)
-    wanted = options.WandbOptions(
-        wandb_project=wandb_project, wandb_entity=wandb_entity, wandb_group=wandb_group, wandb_tags=wandb_tags,
-        wandb_id=wandb_id,
-    )  # fmt: skip
     slug = slug_of(found.records[0].device if found.records[0].cuda else "cpu")
     say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
@@ -351,10 +343,8 @@ def report(
             with _writing("--output", output):
                 write_whole(output, html)
             typer.echo(f"Report: {output}", err=err)
-        if png:
-            rows += _write_pictures(found, png, "png", dark, err, bar.tell)
-        if svg:
-            rows += _write_pictures(found, svg, "svg", dark, err, bar.tell)
+        for folder in filter(None, (png, svg)):
+            rows += _write_pictures(found, folder, "png" if folder is png else "svg", dark, err, bar.tell)
     if form == "json":
         read = [run.label for run in found]
         text.put(text.as_json({"kind": "report", "runs": read, "page": output, "rows": rows}))
@@ -502,4 +492,4 @@ def _bytes(option: str, value: str) -> int:
 
 
 compare, show = command_of(RowOptions, _compare), command_of(ShowOptions, _show)
-recommend = command_of(RecommendOptions, _recommend)
+recommend, publish = command_of(RecommendOptions, _recommend), command_of(options.WandbRunOptions, _publish)

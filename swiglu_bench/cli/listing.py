@@ -22,6 +22,7 @@ from swiglu_bench.show import text
 
 if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation
+    from swiglu_bench.show.table import Cell
     from swiglu_bench.worker.policy import Settings
 
 DENSE = {Scope.ACTIVATION, Scope.GLU, Scope.MLP}
@@ -105,11 +106,11 @@ def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table of texts, with figures in the columns of `right`."""
+def table(title: str, *columns: str, right: Sequence[str] = (), rows: Iterable[Sequence[Cell]] = ()) -> Table:
+    """A table of texts, with figures in the columns of `right`; more rows may be added."""
     from swiglu_bench.show.table import Grid
 
-    return Grid(columns, (), title, text=set(columns) - set(right), wrap=columns).terminal()
+    return Grid(columns, list(rows), title, text=set(columns) - set(right), wrap=columns).terminal()
 
 
 def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -> Iterator[RenderableType]:
@@ -133,10 +134,8 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
 
 def _filled(title: str, heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """A table whose first column, of names, is never wrapped."""
-    found = table(title, *heads)
+    found = table(title, *heads, rows=([Text(str(name), "bold"), *cells] for name, *cells in rows))
     found.columns[0].no_wrap = True
-    for name, *cells in rows:
-        found.add_row(Text(str(name), "bold"), *cells)
     return found
 
 

@@ -201,11 +201,10 @@ def _share(difference: float) -> str:
 
 
 def _noise_table(summary: Summary, pairs: Sequence[Record]) -> Table:
-    found = table("Noise floor of this machine", "figure", "value", "meaning", right=["value"])
     times = sorted(pair.time_ms or 0.0 for pair in pairs)
     eighty, ninety_five = summary.detectable
     count = summary.pairs
-    for row in (
+    rows = (
         ("time", f"{times[len(times) // 2]:.4g} ms", "median of the pairs' medians"),
         ("false positives", f"{summary.false_positives} of {count}", "pairs judged faster or slower; at most 5%"),
         ("intervals without 1", f"{summary.excluding_1} of {count}", "of 95%, before the noise is applied"),
@@ -213,9 +212,8 @@ def _noise_table(summary: Summary, pairs: Sequence[Record]) -> Table:
         ("noise", _share(summary.noise), "between equal baseline processes (A/A), median"),
         ("smallest detectable", _share(eighty), "a true difference that 80% of the pairs would have shown"),
         ("", _share(ninety_five), "and 95% of them"),
-    ):  # fmt: skip
-        found.add_row(*row)
-    return found
+    )  # fmt: skip
+    return table("Noise floor of this machine", "figure", "value", "meaning", right=["value"], rows=rows)
 
 
 def doctor(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from swiglu_bench.options import SweepOptions
 from swiglu_bench.request import requested
 from swiglu_bench.rows import run_folder
+from swiglu_bench.worker import forkserver
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,11 +35,11 @@ def perform(command: str, options: SweepOptions, console: Console, line: str) ->
     def checked() -> None:
         run_folder.check_out(options.out, options.resume, options.force)
         if not options.in_process and command != "verify":  # which may yet need Triton's interpreter
-            start_forkserver()
+            forkserver.start()  # the imports of child processes begin while this process imports its own
 
     with requested(command, options, console, line, checked) as request:
         if not options.in_process:
-            start_forkserver()
+            forkserver.start()
         from swiglu_bench.loop import sweep
         from swiglu_bench.output import about, folder_of
         from swiglu_bench.rows.finished_run import Collected, FinishedRun
@@ -65,10 +66,3 @@ def keep_baseline(name: str, command: str, folder: Path, status: int, console: C
         except OSError as error:
             said = f"Warning: the baseline {name} is not saved: {error.strerror}."
     console.print(said, markup=False, highlight=False, soft_wrap=True)
-
-
-def start_forkserver(*also: str) -> None:
-    """Let the imports of child processes begin while this process imports its own."""
-    from swiglu_bench.worker import forkserver
-
-    forkserver.start(*also)
