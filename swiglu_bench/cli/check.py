@@ -26,7 +26,7 @@ from swiglu_bench.cases.cases import Case, Mode, Precision, Scope, expand, parse
 from swiglu_bench.cases.errors import BadInput, matching, one_line
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
-from swiglu_bench.options import HOW, OUTPUT, SHAPE, WHAT, JsonForm, complete_shapes, option
+from swiglu_bench.options import HOW, OUTPUT, SHAPE, WHAT, AuditOptions, JsonForm, complete_shapes, option
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import grouped
 from swiglu_bench.show import text
@@ -48,7 +48,7 @@ INSTRUCTIONS = {"wgmma": "wgmma", "tcgen05": "tcgen05", "mma": "mma.sync", "tma"
 """Fields of a report, and what the table calls them."""
 
 
-def audit(options: options.AuditOptions, form: JsonForm = "table") -> None:
+def audit(options: AuditOptions, form: JsonForm = "table") -> None:
     """Check every implementation against everything a user may want of it: the contract matrix.
 
     Sizes, strides, NaN, biases, autocast, compilation, graphs, huge tensors and more; each cell is pass, fail,
@@ -100,7 +100,7 @@ def selftest(
     chosen_device = request.find_device(device, interpret=True)
     from swiglu_bench.tasks.selftest.run import run_selftest  # after Triton was told to interpret
 
-    chosen = request.implementations_of(options.AuditOptions(impl=impl, skip_impl=skip_impl, in_process=True))
+    chosen = request.implementations_of(AuditOptions(impl=impl, skip_impl=skip_impl, in_process=True))
     count = false_alarms if false_alarms is not None else 50 if chosen_device.type == "cuda" else 20
     with request.held(chosen_device, wait):
         found = run_selftest(chosen, chosen_device, seed, count, zoo, text.screen(form))
