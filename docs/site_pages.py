@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 _RESULTS = (
     "*.png", "*.txt", "records.csv", "summary.csv", "tp.csv",
-    "fp8-kernels.csv", "fp8-grid.csv", "parts.csv", "weight-grad.csv", "waves.csv", "ragged.csv", "grid*.csv",
+    "fp8-kernels.csv", "*-grid.csv", "parts.csv", "weight-grad.csv", "waves.csv", "ragged.csv", "grid*.csv",
     "bare-product*.csv", "experts-few-copy*.csv",
 )  # fmt: skip
 SHOWN = (
