@@ -125,13 +125,14 @@ class Symmetric:
         Where it overlaps, rows of other ranks are there after `wait`.
         """
         shared, size, own = self._shared, self._shared.size, self._shared.own
-        came, beside = (None if of is None else of.new_empty(size.rows, of.shape[1]) for of in (rows, values))
+        came = rows.new_empty(size.rows, rows.shape[1])
+        beside = None if values is None else values.new_empty(size.rows, size.slots)
         into, of_values = (None if values is None else part["values"] for part in (own, shared.tables))
         shared.begin("tokens")
         published = rows, self._index, values, own["tokens"], own["ids"], into
         run(exchange.copy_launch, exchange.PUBLISH, rows.shape[1], *published, size)
         shared.wait()
-        if self.overlaps and came is not None:
+        if self.overlaps:
             self._begin_copies("tokens", came)
         kind, ids, kept = exchange.FETCH_AGAIN, self.ids, None
         if not len(ids):
@@ -140,7 +141,7 @@ class Symmetric:
         kind += exchange.OWN if self.overlaps else ""
         fetched = shared.tables["tokens"], ids, of_values, came, kept, beside
         run(exchange.copy_launch, kind, rows.shape[1], *fetched, size)
-        return came, beside  # type: ignore[return-value]
+        return came, beside
 
     def _begin_copies(self, part: str, into: Tensor) -> None:
         """Let copy engines fill all blocks of a tensor but this rank's with rows for it that the other ranks have."""
@@ -303,12 +304,11 @@ def swiglu_experts_parallel(
     """
     group = group_of(group)
     x, *_ = autocast.operands(x)
-    ranks = group.size()
     if isinstance(w_gate_up, Tensor) and isinstance(w_down, Tensor):
         biases = options.get("b_gate_up"), options.get("b_down")
         _, gate_up, down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, *biases)
         check_experts(x, gate_up, down, top_k_index, top_k_weights, b_gate_up, b_down)
-    if ranks == 1:
+    if group.size() == 1:
         out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, **options)
         return out if shared is None else out + shared(x)
     codes: Any = getattr(w_down, "codes", w_down)
@@ -321,7 +321,7 @@ def swiglu_experts_parallel(
         raise ValueError(f"tokens_per_rank: expected at least the {tokens} tokens of x, got {most}")
     route: Symmetric | AllToAll
     if transport_for(x, group, transport)[0] == SYMMETRIC and most and slots:
-        size, columns = RankSizes(ranks, group.rank(), experts, most, slots), max(rows.shape[1], hidden_out)
+        size, columns = RankSizes(group.size(), group.rank(), experts, most, slots), max(rows.shape[1], hidden_out)
         plain = options.get("precision", "bf16") == "bf16"
         overlaps = plain and overlap_pays(size, rows.shape[1], intermediate, rows.dtype)
         route = Symmetric(index, _shared_for(group, x.device, size, columns, (rows.dtype, weights.dtype)), overlaps)

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from quick_interpreter import quicken
-from rank_processes import launched
+from rank_processes import launched, replayed
 from shared_files import files
 
 IMPORTED = "torch._dynamo", "torch.distributed.fsdp", "swiglu_kernels.nn.parallel"
@@ -158,34 +158,12 @@ def results_of(rank: int, world: int, folder: Path, device: str) -> dict[Any, An
             parallel.overlap_pays = lambda *_, pays=transport == "overlapped": pays
             found[transport, case] = stepped(part, tokens_per_rank=most)
         if transport != parallel.ALL_TO_ALL and device == "cuda":
-            found[transport, "graph"] = replayed(parts_of(drawn("many", world, device), rank, world, "many", device))
+            part = parts_of(drawn("many", world, device), rank, world, "many", device)
+            part |= {name: part[name].requires_grad_() for name in LEAVES}
+            found[transport, "graph"] = replayed(part, LEAVES, called)
     part = parts_of(drawn("random", world, device), rank, world, "random", device)
     found["shared"] = stepped(part, shared=lambda x: 2 * x)
     return found
-
-
-def replayed(part: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The same from a CUDA graph that was recorded with other values."""
-    x = part["x"].clone()
-    part = part | {name: part[name].requires_grad_() for name in LEAVES}
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.no_grad():
-        part["x"].zero_()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            called(part).backward(part["d_out"])
-    torch.cuda.synchronize()
-    for name in LEAVES:
-        part[name].grad = None
-    with torch.cuda.graph(graph, stream=stream):
-        out = called(part)
-        out.backward(part["d_out"])
-    with torch.no_grad():
-        part["x"].copy_(x)
-    for _ in range(3):
-        graph.replay()
-    torch.cuda.synchronize()
-    return {"out": out.detach()} | {name: part[name].grad for name in LEAVES}
 
 
 WAYS = ("plain", "recomputed", "compiled", "in fsdp", "of transformers")

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from quick_interpreter import quicken
-from rank_processes import launched
+from rank_processes import launched, replayed
 from shared_files import files
 
 IMPORTED = "swiglu_kernels.nn.parallel", "torch.distributed.tensor.parallel"
@@ -125,29 +125,6 @@ def chained(part: dict[str, torch.Tensor], case: Case, layers: int = 3) -> torch
     return x.grad
 
 
-def replayed(part: dict[str, torch.Tensor], case: Case) -> dict[str, torch.Tensor | None]:
-    """The same as `stepped` from a CUDA graph that was recorded with other values."""
-    x, graph, stream = part["x"].detach().clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.no_grad():
-        part["x"].zero_()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            called(part, case).backward(part["d_out"])
-    torch.cuda.synchronize()
-    for name in NAMES:
-        part[name].grad = None
-    with torch.cuda.graph(graph, stream=stream):
-        out = called(part, case)
-        out.backward(part["d_out"])
-    with torch.no_grad():
-        part["x"].copy_(x)
-    for _ in range(3):
-        graph.replay()
-    torch.cuda.synchronize()
-    return {"out": out.detach()} | {name: part[name].grad for name in NAMES}
-
-
 def what_is_chosen_and_refused(rank: int) -> None:
     """By `way_of`, a module's split and the call itself, on two ranks of a CPU."""
     from torch.distributed._functional_collectives import all_reduce
@@ -231,7 +208,7 @@ def main(rank: int, world: int, folder: Path, device: str) -> None:
     found["again"] = stepped(part_of(given, rank, world, pieces), pieces)
     found["chains"] = [chained(part_of(given, rank, world, case), case) for case in (pieces, CASES["beside, by rows"])]
     if device == "cuda":
-        found["graph"] = replayed(part_of(given, rank, world, pieces), pieces)
+        found["graph"] = replayed(part_of(given, rank, world, pieces), NAMES, partial(called, case=pieces))
     elif world == 2:
         what_is_chosen_and_refused(rank)
     torch.save(found, folder / f"{rank}.pt")
