@@ -212,7 +212,9 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             )
             of_z = int32(tokens), int32(intermediate)
             found: Any = ((None, None),) * 3 if blocks else (of_z, of_z, (None, of_z[1]))
-            launches["gradients of the gate"] = portable_gate.gradients_launch(z, (z, z), z, z, z, found, CLAMPED)
+            scales: Any = (None, None) if blocks else (fp32(tokens), fp32(intermediate))
+            given = z, scales, (z, z), z, z, z, found
+            launches["gradients of the gate"] = portable_gate.gradients_launch(*given, CLAMPED)
             if blocks:
                 first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
                 launches["gate, h in fp8"] = portable_gate.gate_launch((z, z), h.codes, h.scales.t(), CLAMPED)
@@ -220,6 +222,7 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
                     out, first.codes, first.scales, words, second.scales, None, None, True
                 )
             else:
+                launches["sum of two products"] = portable_gate.scaled_sum_launch(z, scales, z, scales)
                 launches["largest of rows and columns"] = portable_codes.amax_launch(out, *amax)
                 launches["quantisation by rows"] = portable_codes.rows_launch(out, x.codes, x.scales)
         for name, launch in launches.items():
@@ -393,6 +396,9 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
         for width in hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS:
             launch = hopper_fp8.forward_launch(*operands, z, stored, hopper_fp8.tile_of(width))
             yield f"fp8 forward by hand, {recipe}, {width} columns{kept}", launch
+            if not blocks and stored:
+                product = hopper_fp8.forward_launch(*operands, None, stored, hopper_fp8.tile_of(width))
+                yield f"fp8 product by hand, {2 * width} columns", product
         if blocks:
             h = codes(tokens, columns), fp32(columns // portable_codes.BLOCK, tokens)
             yield f"fp8 forward by hand, h in fp8{kept}", hopper_fp8.forward_launch(*operands, h, stored)

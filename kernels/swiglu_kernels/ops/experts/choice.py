@@ -7,6 +7,7 @@ import torch
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.experts import hopper_experts
 from swiglu_kernels.ops.experts.routing import capacity
+from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT
 from swiglu_kernels.runtime.backend import Capability, capability_of
 from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import here
@@ -53,15 +54,17 @@ def weight_grad_tile(
 
 
 def why_not_hopper(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, in_fp8: bool = False
-) -> str | None:
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, with_grad: bool,
+    in_fp8: bool = False,
+) -> str | None:  # fmt: skip
     """Say why experts cannot take the hand-scheduled kernels, or return None where they can."""
     for kernel in ("fp8 experts", "experts") if in_fp8 else ("experts",):
         if off := shared.why_off(kernel):
             return off
         if not here.hopper_multiprocessors(x.device, kernel):
             return f"the kernels are for compute capability 9.0, and x is on {x.device}"
-    return hopper_experts.why_not(x, w_gate_up, w_down, activation)
+    multiple = ALIGNMENT if in_fp8 and not with_grad else hopper_experts.BLOCK
+    return hopper_experts.why_not(x, w_gate_up, w_down, activation, multiple)
 
 
 def why_portable(
@@ -71,7 +74,7 @@ def why_portable(
     """Say why the portable kernels are the fastest for experts, or return None where the hand-scheduled ones are."""
     least = hopper_experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
-    return why_not_hopper(x, w_gate_up, w_down, activation, in_fp8) or few
+    return why_not_hopper(x, w_gate_up, w_down, activation, with_grad, in_fp8) or few
 
 
 MOST_TOKENS, MOST_PAIRS = 32, 256
@@ -110,7 +113,7 @@ def kernels_for(
         if why and not with_grad and not in_fp8 and len(index) <= MOST_TOKENS and index.numel() <= MOST_PAIRS:
             backend = PAIRS
     else:
-        why = why_not_hopper(x, *weights, activation, in_fp8) if backend == "hopper" else "asked for"
+        why = why_not_hopper(x, *weights, activation, with_grad, in_fp8) if backend == "hopper" else "asked for"
         if backend == "hopper" and why:
             raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {why}")
     by_hand = backend == "hopper"

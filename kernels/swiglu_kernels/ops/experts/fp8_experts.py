@@ -20,7 +20,7 @@ from swiglu_kernels.ops.experts import hopper_fp8_experts, portable_experts
 from swiglu_kernels.ops.experts.routing import Routing
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.kept_codes import find
-from swiglu_kernels.ops.fp8.portable_codes import Quantised, quantise_rows
+from swiglu_kernels.ops.fp8.portable_codes import Quantised, lies_as_codes, quantise_rows
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.checks import check_option, check_tensor
 
@@ -54,7 +54,7 @@ def unpack(precision: str, w_gate_up: Any, w_down: Any) -> tuple[Any, Any, torch
             isinstance(codes, torch.Tensor)
             and isinstance(scales, torch.Tensor)
             and (codes.dtype, scales.dtype, codes.dim()) == (torch.float8_e4m3fn, torch.float32, 3)
-            and codes.is_contiguous()
+            and lies_as_codes(codes)
             and scales.is_contiguous()
             and scales.shape == codes.shape[:2]
         ):

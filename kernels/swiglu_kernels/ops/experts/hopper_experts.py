@@ -217,15 +217,17 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]
 """starts, counts, pair and slots of a routing, for rows that are copied from the tokens; 0 slots: they are sorted."""
 
 
-def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
+def why_not(
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, multiple: int = BLOCK
+) -> str | None:
     """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can."""
     sizes = x.shape[1], w_down.shape[1], w_down.shape[2]
     if x.dtype not in shared.SIXTEEN_BITS:
         return "the kernels are for 16-bit types"
     if activation != "silu":
         return "the kernels' gate is SiLU"
-    if any(size % BLOCK for size in sizes) or min(sizes) < WIDE:
-        return f"hidden and intermediate are to be multiples of {BLOCK}, and at least {WIDE}"
+    if any(size % multiple for size in sizes) or min(sizes) < WIDE:
+        return f"hidden and intermediate are to be multiples of {multiple}, and at least {WIDE}"
     if w_gate_up.shape[0] > MOST_EXPERTS:
         return f"there are more than {MOST_EXPERTS} experts"
     if not all(map(_is_one_matrix, (w_gate_up, w_down))):

@@ -201,7 +201,9 @@ def gate_up_of_codes(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
     rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
-    pairs = gather(x[0].view(dtype), routing)
+    pairs = x[0].view(dtype)
+    whole = pairs.as_strided((len(pairs), pairs.stride(0)), pairs.stride())  # sorted rows lie as far apart
+    pairs = gather(whole, routing)[:, : pairs.shape[1]]
     h = pairs.new_empty((rows, both // 2))
     pre = pairs.new_empty((rows, both)) if store_pre else None
     weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]

@@ -183,13 +183,13 @@ def _gate_up_kernel(
 @triton.jit
 def _rows_kernel(
     a_ptr, w_ptr, a_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, pair_ptr, tile_expert_ptr, rows, N, K,
-    w_e, w_n, w_k, bias_e, bias_n,
+    a_m, w_e, w_n, w_k, bias_e, bias_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     UNIT: tl.constexpr, N_UNIT: tl.constexpr, K_UNIT: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [rows, N] = a [rows, K] w[expert]^T + bias[expert], of codes with their scales."""
-    N, K = multiple_of(N, UNIT), multiple_of(K, UNIT)
+    N, K, a_m = multiple_of(N, UNIT), multiple_of(K, UNIT), multiple_of(a_m, UNIT)
     w_n, w_k = multiple_of(w_n, N_UNIT), multiple_of(w_k, K_UNIT)
     wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
@@ -203,7 +203,7 @@ def _rows_kernel(
     if WIDE:
         n = n.to(tl.int64)
     out = product(
-        a_ptr, w_ptr + expert * w_e + first * w_n, row * K, n * w_n, (pair >= 0, inside), K, 1, w_k, BLOCK_M, BLOCK_N,
+        a_ptr, w_ptr + expert * w_e + first * w_n, row * a_m, n * w_n, (pair >= 0, inside), K, 1, w_k, BLOCK_M, BLOCK_N,
         BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     out = _scaled(out, a_scales_ptr, w_scales_ptr, row, expert * N + first + n, pair >= 0, inside)
@@ -492,13 +492,16 @@ def rows_launch(
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes out [P, N] = a [P, K] w[expert]^T + bias[expert]; w [E, N, K], any strides.
 
+    Of a the last stride is 1.
+
     `kernel` is what it is tuned as; of "experts-input-grad" K is both gate and up. `scales` are those of a and w, where
     these are codes.
     """
     intermediate = w.shape[2] // 2 if kernel == "experts-input-grad" else w.shape[2]
     rows = pair.shape[0] // tile_expert.shape[0]
     tile = choice.tile(kernel, (rows, w.shape[1], intermediate), capability, a, w)
-    arguments = {"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
+    arguments = {"a_ptr": a, "a_m": a.stride(0), "out_ptr": out, "N": w.shape[1]}
+    arguments |= {"a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
     arguments |= {"EARLY": starts_early(capability or capability_of(a.device))} | bias_arguments(bias)
     return _routed_launch(_rows_kernel, a, w, pair, tile_expert, tile, tile.columns, arguments)
 

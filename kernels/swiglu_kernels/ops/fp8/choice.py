@@ -4,11 +4,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8.portable_codes import BLOCK, Quantised
-from swiglu_kernels.ops.gate.formula import Formula
+from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime import internals
-from swiglu_kernels.runtime.backend import INTERPRETING, capability_of
+from swiglu_kernels.runtime.backend import INTERPRETING, capability_of, multiprocessors
 
 MULTIPLE = 16
 """What divides columns and depth of what `_scaled_mm` multiplies; from so many rows on it is taken."""
@@ -102,3 +103,14 @@ def why_not_sizes(device: torch.device, sizes: tuple[int, int, int], dtype: torc
     if rows < MULTIPLE or 0 in others or any(size % MULTIPLE for size in others):
         return f"PyTorch is asked for {MULTIPLE} rows or more, and multiplies multiples of {MULTIPLE}"
     return None
+
+
+def product_by_hand(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> bool:
+    """Whether a b^T by rows is the forward's kernel by hand, whose gate and up are the halves of its columns."""
+    (rows, _), columns = a.codes.shape, len(b.codes)
+    if has_bias or INTERPRETING or a.scales.dim() == 2 or columns % (2 * shared.ALIGNMENT_BYTES // dtype.itemsize):
+        return False
+    if hopper_fp8.why_not(a, b, b, False, PLAIN) is not None:
+        return False
+    by_torch = why_not_by_torch(a, b, dtype, False) is None
+    return not by_torch or hopper_fp8.product_pays(rows, columns, multiprocessors(a.codes.device))

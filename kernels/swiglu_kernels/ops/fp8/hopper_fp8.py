@@ -21,6 +21,7 @@ from swiglu_kernels.ops.fp8.portable_codes import up_to
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu.hopper_forward import (
     BUFFERS,
+    COLUMNS,
     DEPTH,
     PART,
     REST,
@@ -44,6 +45,8 @@ BLOCK_STAGES = 4
 """Of 48 KB, for tiles of a whole block."""
 CODES_FOR = 1.05
 """How much longer tiles of whole blocks may take: h leaves them as codes, which takes a pass over it otherwise."""
+PRODUCT = 0.95
+"""Time of a column of `product_pays` relative to one of PyTorch's (H200)."""
 _OUTPUTS = ("z", "codes", "gate_out", "up_out")
 _OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), *_OUTPUTS)
 
@@ -136,6 +139,17 @@ if GLUON_MISSING is None:
         write(up_1, up_out, row, column + _PART, buffers.index(FIRST + 1), 1)
 
     @gluon.jit
+    def _finish_product(
+        gate, up, both, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, COLUMNS: gl.constexpr
+    ):
+        """Store gate and up alone, which are the two halves of a product's columns."""
+        _store_preact(gate, up, gate_out, up_out, row, column, buffers, FIRST)
+        if COLUMNS > _WIDE:
+            gate_2, up_2 = halves(both, _WIDE, _PART)
+            write(gate_2, gate_out, row, column + COLUMNS - _PART, buffers.index(FIRST), 1)
+            write(up_2, up_out, row, column + COLUMNS - _PART, buffers.index(FIRST + 1), 1)
+
+    @gluon.jit
     def _bits(h):
         """Absolute values as integers, which have their order: NaN is the largest."""
         return h.to(gl.int32, bitcast=True) & 0x7FFFFFFF
@@ -206,7 +220,9 @@ if GLUON_MISSING is None:
                 gate, up, both = sums
                 if not BLOCKS:
                     gate, up, both = _scaled(gate, up, both, of_rows, scales, COLUMNS)
-                if STORE_PREACT:
+                if z is None:
+                    _finish_product(gate, up, both, gate_out, up_out, row, column, buffers, FIRST, COLUMNS)
+                elif STORE_PREACT:
                     _finish_half(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, NEWER, True)
                     if COLUMNS > _WIDE:
                         gate_2, up_2 = halves(both, _WIDE, _PART)
@@ -231,7 +247,9 @@ if GLUON_MISSING is None:
         if codes is not None:
             of_codes = gl.allocate_shared_memory(codes.dtype, [4, _WIDE, _WIDE], codes.layout)
         buffers = of_codes
-        if codes is None:
+        if codes is None and z is None:
+            buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], gate_out.layout)
+        elif codes is None:
             buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
         elif STORE_PREACT:
             buffers = gl.allocate_shared_memory(x.dtype, [4, _WIDE, _PART], gate_out.layout)
@@ -328,8 +346,16 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
     return None
 
 
+def product_pays(rows: int, columns: int, processors: int) -> bool:
+    """Whether a product takes less time as gate and up than by PyTorch, whose tiles by rows have 128 x 128."""
+    cost = min(
+        waves(rows, columns // 2, ROWS, width, processors) * 2 * width * each for width, (_, each) in COLUMNS.items()
+    )
+    return cost * PRODUCT < -(-(-(-rows // ROWS) * -(-columns // BLOCK)) // processors) * BLOCK
+
+
 def forward_launch(
-    x: Operand, w_gate: Operand, w_up: Operand, z: torch.Tensor | Operand,
+    x: Operand, w_gate: Operand, w_up: Operand, z: torch.Tensor | Operand | None,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch; ask `why_not` first.
@@ -338,14 +364,15 @@ def forward_launch(
         x: [M, K / 2] and scales.
         w_gate: [N, K / 2] and scales.
         w_up: as w_gate.
-        z: [M, N], contiguous, written; 16 bits. Of blocks also codes [M, N] in fp8 and scales [ceil(N / 128), M].
-        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        z: [M, N], contiguous, written; 16 bits. Of blocks also codes [M, N] in fp8 and scales [ceil(N / 128), M]. By
+            rows None as well: then gate and up alone are stored.
+        preactivations: gate and up, [M, N] with a last stride of 1, written; None stores z alone.
         tile: its columns, stages and group are taken. None: `tile_for`, or for codes that of a whole block.
     """
     (x_pairs, x_scales), (gate_pairs, gate_scales), (up_pairs, up_scales) = x, w_gate, w_up
     (M, K), N, blocks = x_pairs.shape, gate_pairs.shape[0], x_scales.dim() == 2
     programs = multiprocessors(x_pairs.device)
-    z, h_scales = (z, None) if isinstance(z, torch.Tensor) else z
+    z, h_scales = z if isinstance(z, tuple) else (z, None)
     if tile is None:
         tile = tile_for(M, N, programs, preactivations is not None, blocks) if h_scales is None else tile_of(BLOCK)
     moved = operand_blocks(x_pairs, gate_pairs, up_pairs, 0 if tile.columns == BLOCK else tile.columns - WIDE)

@@ -38,9 +38,9 @@ from swiglu_kernels.ops.fp8.portable_codes import (
     BLOCK,
     Maxima,
     Quantised,
+    lies_as_codes,
     quantise_both,
     quantise_rows,
-    up_to,
 )  # fmt: skip
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import Limit, check_formula
@@ -235,21 +235,20 @@ MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 
 @operator("fp8_quantise")
 def _quantise(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes and scales; blockwise whole blocks of codes, and scales of an activation with their axes swapped."""
+    """Return codes to the ends of their rows' memory, and scales; blockwise those of an activation with axes swapped."""
     codes, scales = quantise_rows(matrix, recipe, weight)
-    if recipe == "rowwise":
-        return codes, scales
-    return codes.as_strided((len(codes), codes.stride(0)), (codes.stride(0), 1)), scales if weight else scales.t()
+    whole = codes.as_strided((*codes.shape[:-1], codes.stride(-2)), codes.stride())
+    return whole, scales if recipe == "rowwise" or weight else scales.t()
 
 
 @_quantise.register_fake
 def _(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    *shape, columns = codes = list(matrix.shape)
+    *shape, columns = matrix.shape
+    blocks = -(-columns // BLOCK)
+    codes = matrix.new_empty((*shape, blocks * BLOCK), dtype=torch.float8_e4m3fn)
     if recipe == "blockwise":
-        rows, blocks = matrix.shape[0], -(-columns // BLOCK)
-        shape = [-(-rows // BLOCK), blocks] if weight else [blocks, rows]
-        codes = [rows, blocks * BLOCK]
-    return matrix.new_empty(codes, dtype=torch.float8_e4m3fn), matrix.new_empty(shape, dtype=torch.float32)
+        shape = [-(-shape[0] // BLOCK), blocks] if weight else [blocks, shape[0]]
+    return codes, matrix.new_empty(shape, dtype=torch.float32)
 
 
 def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quantised:
@@ -262,8 +261,8 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
         weight: whether it is a weight, whose blocks are 128 x 128.
 
     Returns:
-        Quantised(codes, scales): [rows, depth] in float8_e4m3fn, contiguous but that blockwise rows lie a multiple of
-        128 bytes apart, with zeros between; and float32 scales: rowwise [rows], blockwise [rows, ceil(depth / 128)], of
+        Quantised(codes, scales): [rows, depth] in float8_e4m3fn, contiguous but that rows lie a multiple of 128 bytes
+        apart, blockwise with zeros between; and float32 scales: rowwise [rows], blockwise [rows, ceil(depth / 128)], of
         a weight [ceil(rows / 128), ceil(depth / 128)]. Of experts, [experts, rows, depth] and [experts, rows]. No
         gradient.
 
@@ -278,9 +277,7 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
         raise ValueError(f"matrix: expected two dimensions, [rows, depth], got {tuple(tensor.shape)}")
     check("matrix", tensor, (("depth", tensor.shape[-1]),))
     codes, scales = _quantise(tensor, recipe, weight)
-    if recipe == "blockwise":
-        codes, scales = codes[:, : tensor.shape[1]], scales if weight else scales.t()
-    return Quantised(codes, scales)
+    return Quantised(codes[..., : tensor.shape[-1]], scales if recipe == "rowwise" or weight else scales.t())
 
 
 def check(name: str, tensor: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:
@@ -307,7 +304,7 @@ def _check_quantised(name: str, operand: Any, recipe: str, weight: bool) -> Quan
         and len(operand) == 2
         and all(isinstance(part, torch.Tensor) for part in operand)
         and (operand[0].dtype, operand[1].dtype, operand[0].dim()) == (torch.float8_e4m3fn, torch.float32, 2)
-        and (operand[0].is_contiguous() or operand[0].stride() == (up_to(operand[0].shape[1], BLOCK), 1))
+        and lies_as_codes(operand[0])
     ):
         raise TypeError(f"{name}: expected what `quantise` returns, codes and scales")
     rows, blocks = operand[0].shape[0], -(-operand[0].shape[1] // BLOCK)

@@ -8,8 +8,9 @@ meant is code * scale. The recipes and their arithmetic are those of `reference.
 
 A matrix that is multiplied along both of its axes (a gradient: along its columns for dX, along the tokens for dW) is
 quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
-multiple of 16 with zeros. By blocks, rows of codes lie a multiple of 128 apart, with zeros between, and memory goes on
-for as many more rows as PyTorch's product asks for: it takes both as parts of the matrix. The rows' scales need all of
+multiple of 16 with zeros. Rows of codes lie a multiple of 128 bytes apart, a line of memory: with 3280 bytes, PyTorch's
+product of 4978 x 4496 takes 183 us on an H200 in place of 130. By blocks there are zeros between, and memory goes on for
+as many more rows as PyTorch's product asks for: it takes both as parts of the matrix. The rows' scales need all of
 a row or column before its first code: the first pass over memory, `_amax_kernel`, finds them, except where rows alone
 are wanted, which a program takes as a whole.
 """
@@ -34,6 +35,8 @@ ROWS = 4
 """What divides the rows that PyTorch multiplies by blocks: 16 bytes of scales."""
 AMAX_TILE = (128, 128) if INTERPRETING else (128, 64)
 """In one tile a program, 2.7 TB/s on an H200; programs that went down a strip read 1.1 to 2.5."""
+WHOLE_ROW = 32768
+"""Columns up to which a program holds a row in registers: 3.4 TB/s of 3706 x 25472 on an H200, read twice 2.4."""
 
 
 class Quantised(NamedTuple):
@@ -93,10 +96,10 @@ def codes_of(tile, inverse):
 
 @triton.jit
 def _rows_kernel(
-    x_ptr, codes_ptr, scales_ptr, starts_ptr, rows, columns, of_matrix, experts, x_matrix, x_row, x_column,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    x_ptr, codes_ptr, scales_ptr, starts_ptr, rows, columns, width, of_matrix, experts, x_matrix, x_row, x_column,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise whole rows, read twice, the second time from the cache; rows of a routing as far as they are in use."""
+    """Quantise whole rows, in one block, or read twice; rows of a routing as far as they are in use."""
     if starts_ptr is not None:
         rows = tl.load(starts_ptr + experts)
         if tl.program_id(0) * BLOCK_ROWS >= rows:
@@ -106,18 +109,24 @@ def _rows_kernel(
     row_inside = row < rows
     x_ptrs = x_ptr + ((row // of_matrix).to(tl.int64) * x_matrix + (row % of_matrix).to(tl.int64) * x_row)[:, None]
     row = row.to(tl.int64)
-    largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
-    for first in range(0, columns, BLOCK_COLUMNS):
-        inside = row_inside[:, None] & (first + column < columns)[None, :]
-        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
-        largest = tl.maximum(largest, magnitudes(x.to(tl.float32)))
-    scales, inverse = scales_of(tl.max(largest, 1))
+    codes_ptrs = codes_ptr + row[:, None] * width
+    if WHOLE:
+        inside = row_inside[:, None] & (column < columns)[None, :]
+        x = tl.load(x_ptrs + column[None, :] * x_column, mask=inside, other=0.0)
+        scales, inverse = scales_of(tl.max(magnitudes(x.to(tl.float32)), 1))
+        tl.store(codes_ptrs + column[None, :], codes_of(x.to(tl.float32), inverse[:, None]), mask=inside)
+    else:
+        largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
+        for first in range(0, columns, BLOCK_COLUMNS):
+            inside = row_inside[:, None] & (first + column < columns)[None, :]
+            x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
+            largest = tl.maximum(largest, magnitudes(x.to(tl.float32)))
+        scales, inverse = scales_of(tl.max(largest, 1))
+        for first in range(0, columns, BLOCK_COLUMNS):
+            inside = row_inside[:, None] & (first + column < columns)[None, :]
+            x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
+            tl.store(codes_ptrs + (first + column)[None, :], codes_of(x.to(tl.float32), inverse[:, None]), mask=inside)
     tl.store(scales_ptr + row, scales, mask=row_inside)
-    codes_ptrs = codes_ptr + row[:, None] * columns
-    for first in range(0, columns, BLOCK_COLUMNS):
-        inside = row_inside[:, None] & (first + column < columns)[None, :]
-        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
-        tl.store(codes_ptrs + (first + column)[None, :], codes_of(x.to(tl.float32), inverse[:, None]), mask=inside)
 
 
 @triton.jit
@@ -292,28 +301,35 @@ def rows_launch(
 ) -> Launch:
     """Describe the launch that quantises x [R, C] or [E, R, C], any strides, by rows.
 
-    Codes of x's shape and scales [R] or [E, R] are contiguous and written. `starts` is of a routing, whose rows are
-    those of x: rows behind the last in use are neither read nor written.
+    Codes of x's shape, their rows one after the other, and scales [R] or [E, R] are written. `starts` is of a routing,
+    whose rows are those of x: rows behind the last in use are neither read nor written.
     """
     *each, of_matrix, columns = x.shape
     rows = math.prod(each) * of_matrix
-    block_rows, block_columns = (2, 1024) if columns <= 4096 else (1, 2048)  # on an H200: 23 us of 9728 x 2560 and back
-    if INTERPRETING:  # where a program costs milliseconds, whatever it does
-        block_rows, block_columns = 128, 4096
+    block_rows, block_columns, warps = _rows_tile(columns)
     return Launch(
         kernel=_rows_kernel,
         grid=(triton.cdiv(rows, block_rows),),
         arguments={
             "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "starts_ptr": starts,
-            "rows": rows, "columns": columns, "of_matrix": max(of_matrix, 1),
+            "rows": rows, "columns": columns, "width": codes.stride(-2), "of_matrix": max(of_matrix, 1),
             "experts": 0 if starts is None else starts.shape[0] - 1,
             "x_matrix": x.stride(0) if each else 0, "x_row": x.stride(-2), "x_column": x.stride(-1),
-            "BLOCK_ROWS": block_rows,
-            "BLOCK_COLUMNS": min(block_columns, max(128, triton.next_power_of_2(columns))),
+            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WHOLE": columns <= block_columns,
         },
-        num_warps=4,
+        num_warps=warps,
         num_stages=1,
     )  # fmt: skip
+
+
+def _rows_tile(columns: int) -> tuple[int, int, int]:
+    """Return rows, columns and warps of a program that quantises rows."""
+    whole = max(128, triton.next_power_of_2(columns))
+    if INTERPRETING:  # where a program costs milliseconds, whatever it does
+        return 128, min(whole, 4096), 4
+    if whole > WHOLE_ROW:
+        return 1, 2048, 4
+    return max(1, 4096 // whole), whole, 8 if whole > WHOLE_ROW // 2 else 4
 
 
 def wide(x: torch.Tensor, block_rows: int = BLOCK, block_columns: int = BLOCK) -> bool:
@@ -380,9 +396,10 @@ def quantise_rows(x: torch.Tensor, recipe: str, weight: bool, starts: torch.Tens
     if recipe == "blockwise":
         return quantise_both(x, recipe, weight, turned=False)[0]
     scales = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    quantised = Quantised(x.new_empty(x.shape, dtype=torch.float8_e4m3fn), scales)
-    run(rows_launch, x, *quantised, starts)
-    return quantised
+    codes = new_codes(x, scales.numel(), x.shape[-1], False)
+    codes = codes if x.dim() == 2 else codes.unflatten(0, x.shape[:-1])
+    run(rows_launch, x, codes, scales, starts)
+    return Quantised(codes, scales)
 
 
 def quantise_both(
@@ -398,13 +415,13 @@ def quantise_both(
     if rows:
         codes = new_codes(x, R, C, blocks)
     if turned:
-        other = x.new_empty((C, up_to(R, BLOCK if blocks else ALIGNMENT)), dtype=torch.float8_e4m3fn)
+        other = x.new_empty((C, up_to(R, BLOCK)), dtype=torch.float8_e4m3fn)
     across, down = -(-C // BLOCK), -(-R // BLOCK)
     of_scales: list[tuple[int, ...]] = [(across, R), (down, C)]
     if recipe == "rowwise":
         of_scales = [(R,), (C,)]
         if all(maximum is None for maximum in maxima):
-            maxima = new_maxima(x, rows, turned)
+            (maxima,) = new_maxima(x, (rows, turned))
             run(amax_launch, x, *maxima)
     elif weight:
         of_scales = [(down, across), (across, down)]
@@ -422,15 +439,25 @@ def up_to(size: int, multiple: int) -> int:
 
 
 def new_codes(like: torch.Tensor, rows: int, columns: int, blocks: bool) -> torch.Tensor:
-    """Return codes [rows, columns], not written, on a tensor's device; by blocks, a part of a larger matrix."""
-    size = (up_to(rows, ROWS), up_to(columns, BLOCK)) if blocks else (rows, columns)
+    """Return codes [rows, columns], not written, on a tensor's device, a part of a larger matrix."""
+    size = up_to(rows, ROWS) if blocks else rows, up_to(columns, BLOCK)
     return like.new_empty(size, dtype=torch.float8_e4m3fn)[:rows, :columns]
 
 
-def new_maxima(x: torch.Tensor, rows: bool, columns: bool) -> Maxima:
-    """Zeros for the largest magnitudes of x [R, C] by rows and by columns; None for what is not wanted."""
-    found = [x.new_empty(size, dtype=torch.int32) if wanted else None
-             for size, wanted in zip(x.shape, (rows, columns), strict=True)]  # fmt: skip
-    for maxima in filter(lambda maxima: maxima is not None, found):
-        plan.apply(torch.Tensor.zero_, maxima)
-    return found[0], found[1]
+def lies_as_codes(codes: torch.Tensor) -> bool:
+    """Whether codes [R, C] or [E, R, C] lie as `new_codes` has them, or contiguously."""
+    *_, rows, columns = codes.shape
+    pitches = columns, up_to(columns, BLOCK)
+    return any(codes.stride() == (rows * pitch, pitch, 1)[-codes.dim() :] for pitch in pitches)
+
+
+def new_maxima(x: torch.Tensor, *wanted: tuple[bool, bool]) -> list[Maxima]:
+    """Zeros for the largest magnitudes of matrices like x [R, C] by rows and by columns; None for what is not wanted."""
+    sizes = [size if want else 0 for of in wanted for size, want in zip(x.shape, of, strict=True)]
+    zeros = x.new_empty(sum(up_to(size, ROWS) for size in sizes), dtype=torch.int32)
+    plan.apply(torch.Tensor.zero_, zeros)
+    found, first = [], 0
+    for size in sizes:
+        found.append(zeros[first : first + size] if size else None)
+        first += up_to(size, ROWS)
+    return list(zip(found[::2], found[1::2], strict=True))

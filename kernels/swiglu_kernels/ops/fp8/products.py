@@ -13,7 +13,7 @@ from swiglu_kernels.ops.fp8.choice import Operands
 from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, new_codes, new_maxima, up_to
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
-from swiglu_kernels.ops.fp8.portable_gate import gradients_launch
+from swiglu_kernels.ops.fp8.portable_gate import Scales, gradients_launch, scaled_sum_launch
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of
@@ -57,6 +57,28 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
 
 
+def _multiply_codes(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
+    """Write codes of a times those of b to out by PyTorch, without their scales."""
+    one = _one(out.device)
+    internals.scaled_mm(a[0], b[0].t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=out)
+
+
+def _one(device: torch.device) -> torch.Tensor:
+    """Return a scale of one, made once for a device; before that, in a graph's capture, one of the graph's own."""
+    if device in _ones:
+        return _ones[device]
+    made = torch.ones((), device=device)
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return made
+        torch.cuda.current_stream(device).synchronize()
+    _ones[device] = made
+    return made
+
+
+_ones: dict[torch.device, torch.Tensor] = {}
+
+
 def _in_blocks(codes: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
     """Return codes of more rows, and of whole blocks with zeros behind: where `new_codes` left room, in place."""
     depth, step = blocks * BLOCK, codes.stride(0)
@@ -81,7 +103,7 @@ def _new_product(a: Quantised, like: torch.Tensor, columns: int) -> torch.Tensor
     return like.new_empty(up_to(rows, ROWS) if scales.dim() == 2 else rows, columns)
 
 
-def _multiply_both(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
+def _multiply_blocks(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
     second = _new_product(a, out, out.shape[1])
     first = out if len(second) == len(out) else torch.empty_like(second)
     _multiply(a, b, first)
@@ -100,8 +122,8 @@ def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
     return gate, up
 
 
-def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations: Pair) -> None:
-    """Write z, or codes and scales of h by blocks, and gate and up unless they are empty."""
+def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair | None, preactivations: Pair) -> None:
+    """Write z, or codes and scales of h by blocks, or nothing; and gate and up unless they are empty."""
     gate, _ = preactivations
     pairs = [(codes.view(gate.dtype), scales) for codes, scales in operands]
     run(hopper_fp8.forward_launch, *pairs, out, preactivations if gate.numel() else None)
@@ -150,7 +172,11 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
 
 def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
     """Write a b^T + bias to out [R, C]."""
-    if choice.why_not_by_torch(a, b, out.dtype, bias is not None) is None:
+    if choice.product_by_hand(a, b, out.dtype, bias is not None):
+        half = out.shape[1] // 2
+        halves = (Quantised(b.codes[:half], b.scales[:half]), Quantised(b.codes[half:], b.scales[half:]))
+        _launch_by_hand((a, *halves), None, (out[:, :half], out[:, half:]))
+    elif choice.why_not_by_torch(a, b, out.dtype, bias is not None) is None:
         plan.apply(_multiply, a, b, out)
     else:
         run(sum_launch, a, b, None, out, bias)
@@ -158,10 +184,15 @@ def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Ten
 
 def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
     """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
-    if choice.why_not_by_torch(a, b, out.dtype, False) is None:
-        plan.apply(_multiply_both, a, b, more_a, more_b, out)
-    else:
+    if choice.why_not_by_torch(a, b, out.dtype, False) is not None:
         run(sum_launch, a, b, (more_a, more_b), out)
+    elif a.scales.dim() == 2:
+        plan.apply(_multiply_blocks, a, b, more_a, more_b, out)
+    else:
+        second = torch.empty_like(out)
+        plan.apply(_multiply_codes, a, b, out)
+        plan.apply(_multiply_codes, more_a, more_b, second)
+        run(scaled_sum_launch, out, (a.scales, b.scales), second, (more_a.scales, more_b.scales))
 
 
 def write_hidden_grad(
@@ -175,22 +206,24 @@ def write_hidden_grad(
     d_gate = gradients[0]
     if choice.why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
         d_h = _new_product(d_out, d_gate, d_gate.shape[1])
-        plan.apply(_multiply, d_out, w_down, d_h)
-        return write_gate_gradients(d_h[: len(d_gate)], preactivations, gradients, formula, maxima)
+        blocks = d_out.scales.dim() == 2
+        plan.apply(_multiply if blocks else _multiply_codes, d_out, w_down, d_h)
+        scales = (None, None) if blocks else (d_out.scales, w_down.scales)
+        return write_gate_gradients(d_h[: len(d_gate)], preactivations, gradients, formula, maxima, scales)
     run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, formula)
     return UNKNOWN
 
 
 def write_gate_gradients(
-    d_h: torch.Tensor, preactivations: Pair, gradients: Gradients, formula: Formula, maxima: bool
-) -> MaximaOf:
-    """`write_hidden_grad` of a given d_h, 16 bits with any strides."""
+    d_h: torch.Tensor, preactivations: Pair, gradients: Gradients, formula: Formula, maxima: bool,
+    scales: Scales = (None, None),
+) -> MaximaOf:  # fmt: skip
+    """`write_hidden_grad` of a given d_h, 16 bits with any strides, times scales of its rows and columns."""
     if d_h.numel() == 0:
         return UNKNOWN
     found = UNKNOWN
     if maxima:
-        d_gate, d_up, h = gradients
-        of_h = (None, None) if h is None else new_maxima(h, False, True)
-        found = new_maxima(d_gate, True, True), new_maxima(d_up, True, True), of_h
-    run(gradients_launch, d_h, preactivations, *gradients, found, formula)
+        of_gate, of_up, of_h = new_maxima(d_h, (True, True), (True, True), (False, gradients[2] is not None))
+        found = of_gate, of_up, of_h
+    run(gradients_launch, d_h, scales, preactivations, *gradients, found, formula)
     return found

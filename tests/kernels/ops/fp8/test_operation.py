@@ -113,6 +113,8 @@ def by_plain_products(monkeypatch, of_blocks=True):
 
     def scaled_mm(codes, turned, *, scale_a, scale_b, out_dtype, out):
         assert out.dtype == out_dtype
+        if scale_a.dim() == 0:  # of whole matrices
+            scale_a, scale_b = scale_a.expand(len(codes), 1), scale_b.expand(1, turned.shape[1])
         multiply(codes, turned, scale_a, scale_b, out)
 
     def multiply_blocks(codes, scales, turned, turned_scales, out):
