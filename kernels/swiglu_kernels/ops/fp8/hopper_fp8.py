@@ -45,8 +45,8 @@ BLOCK_STAGES = 4
 """Of 48 KB, for tiles of a whole block."""
 CODES_FOR = 1.05
 """How much longer tiles of whole blocks may take: h leaves them as codes, which takes a pass over it otherwise."""
-PRODUCT = 0.95
-"""Time of a column of `product_pays` relative to one of PyTorch's (H200)."""
+PRODUCT = {True: 0.92, False: 1.05}
+"""Time of a product's column relative to one of PyTorch's, where that has tiles that are cut, and where not (H200)."""
 _OUTPUTS = ("z", "codes", "gate_out", "up_out")
 _OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), *_OUTPUTS)
 
@@ -351,7 +351,8 @@ def product_pays(rows: int, columns: int, processors: int) -> bool:
     cost = min(
         waves(rows, columns // 2, ROWS, width, processors) * 2 * width * each for width, (_, each) in COLUMNS.items()
     )
-    return cost * PRODUCT < -(-(-(-rows // ROWS) * -(-columns // BLOCK)) // processors) * BLOCK
+    by_torch = waves(rows, columns, ROWS, BLOCK, processors) * BLOCK
+    return cost * PRODUCT[rows % ROWS > 0 or columns % BLOCK > 0] < by_torch
 
 
 def forward_launch(
@@ -377,7 +378,7 @@ def forward_launch(
         tile = tile_for(M, N, programs, preactivations is not None, blocks) if h_scales is None else tile_of(BLOCK)
     moved = operand_blocks(x_pairs, gate_pairs, up_pairs, 0 if tile.columns == BLOCK else tile.columns - WIDE)
     moved |= {name: (output, WIDE, PART) for name, output in shared.forward_outputs(z, preactivations).items()}
-    if h_scales is not None:
+    if z is not None and h_scales is not None:
         del moved["z"]
         moved["codes"] = z, WIDE, WIDE
     others: dict[str, Any] = dict.fromkeys(_OPTIONAL)

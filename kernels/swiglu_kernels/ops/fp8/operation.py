@@ -235,7 +235,7 @@ MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 
 @operator("fp8_quantise")
 def _quantise(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes to the ends of their rows' memory, and scales; blockwise those of an activation with axes swapped."""
+    """Return codes to the ends of their rows, and scales; blockwise those of an activation with axes swapped."""
     codes, scales = quantise_rows(matrix, recipe, weight)
     whole = codes.as_strided((*codes.shape[:-1], codes.stride(-2)), codes.stride())
     return whole, scales if recipe == "rowwise" or weight else scales.t()

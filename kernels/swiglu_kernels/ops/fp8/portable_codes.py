@@ -8,11 +8,11 @@ meant is code * scale. The recipes and their arithmetic are those of `reference.
 
 A matrix that is multiplied along both of its axes (a gradient: along its columns for dX, along the tokens for dW) is
 quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
-multiple of 16 with zeros. Rows of codes lie a multiple of 128 bytes apart, a line of memory: with 3280 bytes, PyTorch's
-product of 4978 x 4496 takes 183 us on an H200 in place of 130. By blocks there are zeros between, and memory goes on for
-as many more rows as PyTorch's product asks for: it takes both as parts of the matrix. The rows' scales need all of
-a row or column before its first code: the first pass over memory, `_amax_kernel`, finds them, except where rows alone
-are wanted, which a program takes as a whole.
+multiple of 16 with zeros. Rows of codes lie a multiple of 128 bytes apart, a line of memory: with 3280 bytes PyTorch's
+product of 4978 x 4496 takes 183 us on an H200, so 130. By blocks there are zeros between, and memory goes on for as
+many more rows as PyTorch's product asks for: it takes both as parts of the matrix. The rows' scales need all of a row
+or column before its first code: the first pass over memory, `_amax_kernel`, finds them, except where rows alone are
+wanted, which a program takes as a whole.
 """
 
 import math
@@ -33,8 +33,9 @@ ALIGNMENT = 16
 """What divides an axis that is summed over: 16 bytes of codes."""
 ROWS = 4
 """What divides the rows that PyTorch multiplies by blocks: 16 bytes of scales."""
-AMAX_TILE = (128, 128) if INTERPRETING else (128, 64)
-"""In one tile a program, 2.7 TB/s on an H200; programs that went down a strip read 1.1 to 2.5."""
+AMAX_TILES = {True: (128, 64), False: (256, 128)}
+"""Of rows and columns, and of columns alone: in one tile a program, 2.7 TB/s on an H200. Programs that went down a
+strip read 1.1 to 2.5."""
 WHOLE_ROW = 32768
 """Columns up to which a program holds a row in registers: 3.4 TB/s of 3706 x 25472 on an H200, read twice 2.4."""
 
@@ -344,14 +345,14 @@ def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: tor
     row_amax [R] and column_amax [C], int32, zeros, take the bit patterns of the largest absolute values; None: not
     wanted.
     """
-    block_rows, block_columns = AMAX_TILE
+    block_rows, block_columns = tile = (BLOCK, BLOCK) if INTERPRETING else AMAX_TILES[row_amax is not None]
     return Launch(
         kernel=_amax_kernel,
         grid=(triton.cdiv(x.shape[0], block_rows), triton.cdiv(x.shape[1], block_columns)),
         arguments={
             "x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, "rows": x.shape[0],
             "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1),
-            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(x, *AMAX_TILE),
+            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(x, *tile),
         },
         num_warps=4,
         num_stages=1,
@@ -452,7 +453,7 @@ def lies_as_codes(codes: torch.Tensor) -> bool:
 
 
 def new_maxima(x: torch.Tensor, *wanted: tuple[bool, bool]) -> list[Maxima]:
-    """Zeros for the largest magnitudes of matrices like x [R, C] by rows and by columns; None for what is not wanted."""
+    """Zeros for the largest magnitudes of matrices like x [R, C] by rows and by columns; None: not wanted."""
     sizes = [size if want else 0 for of in wanted for size, want in zip(x.shape, of, strict=True)]
     zeros = x.new_empty(sum(up_to(size, ROWS) for size in sizes), dtype=torch.int32)
     plan.apply(torch.Tensor.zero_, zeros)

@@ -176,7 +176,7 @@ def gradients_launch(
 
 
 def scaled_sum_launch(first: torch.Tensor, scales: Scales, second: torch.Tensor, others: Scales) -> Launch:
-    """Describe the launch that multiplies first [R, C] and second by their scales [R] and [C], and adds both in first."""
+    """Describe the launch that makes first [R, C] the sum of first and second, times their scales [R] and [C]."""
     block_rows, block_columns, warps = _tile(*SUM_TILE)
     return Launch(
         kernel=_sum_kernel,

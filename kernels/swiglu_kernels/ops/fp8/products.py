@@ -12,8 +12,8 @@ from swiglu_kernels.ops.fp8 import choice, hopper_fp8
 from swiglu_kernels.ops.fp8.choice import Operands
 from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, new_codes, new_maxima, up_to
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
-from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
 from swiglu_kernels.ops.fp8.portable_gate import Scales, gradients_launch, scaled_sum_launch
+from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, any_of
