@@ -176,7 +176,7 @@ def explain_experts(
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
     if in_fp8:
-        pays = experts_pay(index.numel() / len(w_down), x.shape[-1], w_down.shape[2])
+        pays = experts_pay(index.numel() / len(w_down), index.shape[1], w_down.shape[2])
         kept, again = kept.replace("gate and up", "gate, up and y"), again.replace("gate and up", "gate, up and y")
         return (
             f"forward: x and weights quantised to fp8 by rows; the routing and two grouped products, {kernels}, "

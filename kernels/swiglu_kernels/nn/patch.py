@@ -189,8 +189,9 @@ def _why_not_paying(patched: dict[str, Any], options: modules.Options, tokens: i
         return []
     for path, module in patched.items():
         if takes_part(module):
-            rows = tokens * getattr(module.config, "num_experts_per_tok", 1) / len(module.gate_up_proj)
-            if not experts_pay(rows, *module.down_proj.shape[1:]):
+            slots = getattr(module.config, "num_experts_per_tok", 1)
+            rows = tokens * slots / len(module.gate_up_proj)
+            if not experts_pay(rows, slots, module.down_proj.shape[2]):
                 found.setdefault(f"does not pay in a forward with {rows:.0f} rows for each expert", []).append(path)
             continue
         sizes = tuple(module.down_proj.weight.shape)

@@ -16,17 +16,17 @@ MULTIPLE = 16
 TORCH_FROM = 512
 """Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
 PAYS_FROM: dict[tuple[str, bool], tuple[tuple[int, int, int], ...]] = {
-    ("rowwise", False): ((2**25, 2048, 128), (2**22, 1024, 512), (0, 1024, 4096)),
-    ("rowwise", True): ((2**24, 1536, 2048), (2**23, 1280, 5120)),
-    ("blockwise", False): ((2**25, 4096, 128), (2**23, 1024, 512), (2**22, 1280, 512), (0, 1024, 5120)),
-    ("blockwise", True): ((2**25, 1280, 2048), (2**24, 1024, 5120), (2**22, 2048, 5120)),
+    ("rowwise", False): ((2**25, 2048, 128), (2**23, 1536, 256), (2**22, 1024, 512), (0, 1152, 512)),
+    ("rowwise", True): ((2**24, 1024, 2048), (2**23, 1152, 2048), (0, 1536, 2048)),
+    ("blockwise", False): ((2**25, 4096, 128), (2**23, 1024, 768), (2**22, 1280, 768), (0, 1536, 2048)),
+    ("blockwise", True): ((2**24, 1536, 2048), (2**24, 1024, 4096), (2**22, 1280, 5120)),
 }
 """By recipe, and whether a step is trained or a forward has weights quantised before: of layers with so many elements
 in w_gate or more, and whose smaller side has so many, the fewest tokens from which fp8 was found to take less time than
 bf16 (results/nvidia-h200/fp8-grid.csv and nvidia-h100/fp8-kernels.txt), from the fewest tokens on."""
-EXPERTS_PAY_TO = 128
-"""Rows for each expert up to which a forward takes less time, weights quantised before; where both sides of an expert
-are multiples of BLOCK, more as well."""
+EXPERTS_PAY_TO, WIDE_EXPERT = 128, 512
+"""Rows for each expert up to which a forward takes less time, weights quantised before; with more than one expert for a
+token, or with an intermediate size like the second or more, at any number."""
 Operands = tuple[Quantised, Quantised, Quantised]
 """x, w_gate and w_up."""
 
@@ -55,9 +55,15 @@ def where_it_pays(recipe: str, trains: bool, hidden: int, intermediate: int) -> 
     return "at no number of tokens that was measured" if least is None else f"from {least} tokens on"
 
 
-def experts_pay(rows: float, hidden: int, intermediate: int) -> bool:
-    """Tell whether a forward of experts by rows takes less time than in bf16, with so many rows for each expert."""
-    return rows <= EXPERTS_PAY_TO or not (hidden % BLOCK or intermediate % BLOCK)
+def experts_pay(rows: float, slots: int, intermediate: int) -> bool:
+    """Tell whether a forward of experts by rows takes less time than in bf16.
+
+    Args:
+        rows: for each expert.
+        slots: experts for each token.
+        intermediate: of an expert.
+    """
+    return rows <= EXPERTS_PAY_TO or slots > 1 or intermediate >= WIDE_EXPERT
 
 
 def way_of_glu(

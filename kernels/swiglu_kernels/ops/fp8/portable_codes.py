@@ -97,12 +97,12 @@ def codes_of(tile, inverse):
 
 @triton.jit
 def _rows_kernel(
-    x_ptr, codes_ptr, scales_ptr, starts_ptr, rows, columns, width, of_matrix, experts, x_matrix, x_row, x_column,
+    x_ptr, codes_ptr, scales_ptr, starts_ptr, rows, columns, width, of_matrix, x_matrix, x_row, x_column,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise whole rows, in one block, or read twice; rows of a routing as far as they are in use."""
+    """Quantise whole rows, in one block, or read twice; of a routing of `rows` experts the rows that are in use."""
     if starts_ptr is not None:
-        rows = tl.load(starts_ptr + experts)
+        rows = tl.load(starts_ptr + rows)
         if tl.program_id(0) * BLOCK_ROWS >= rows:
             return
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -313,8 +313,8 @@ def rows_launch(
         grid=(triton.cdiv(rows, block_rows),),
         arguments={
             "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "starts_ptr": starts,
-            "rows": rows, "columns": columns, "width": codes.stride(-2), "of_matrix": max(of_matrix, 1),
-            "experts": 0 if starts is None else starts.shape[0] - 1,
+            "rows": rows if starts is None else starts.shape[0] - 1, "columns": columns, "width": codes.stride(-2),
+            "of_matrix": max(of_matrix, 1),
             "x_matrix": x.stride(0) if each else 0, "x_row": x.stride(-2), "x_column": x.stride(-1),
             "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WHOLE": columns <= block_columns,
         },

@@ -59,24 +59,24 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
 
 def _multiply_codes(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     """Write codes of a times those of b to out by PyTorch, without their scales."""
-    one = _one(out.device)
-    internals.scaled_mm(a[0], b[0].t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=out)
+    unit = _unit(out.device)
+    internals.scaled_mm(a[0], b[0].t(), scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16, out=out)
 
 
-def _one(device: torch.device) -> torch.Tensor:
+def _unit(device: torch.device) -> torch.Tensor:
     """Return a scale of one, made once for a device; before that, in a graph's capture, one of the graph's own."""
-    if device in _ones:
-        return _ones[device]
+    if device in _units:
+        return _units[device]
     made = torch.ones((), device=device)
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             return made
         torch.cuda.current_stream(device).synchronize()
-    _ones[device] = made
+    _units[device] = made
     return made
 
 
-_ones: dict[torch.device, torch.Tensor] = {}
+_units: dict[torch.device, torch.Tensor] = {}
 
 
 def _in_blocks(codes: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
