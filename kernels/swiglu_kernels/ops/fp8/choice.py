@@ -6,7 +6,7 @@ import torch
 
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.fp8 import hopper_fp8
-from swiglu_kernels.ops.fp8.portable_codes import BLOCK, Quantised
+from swiglu_kernels.ops.fp8.portable_codes import Quantised
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime import internals
 from swiglu_kernels.runtime.backend import INTERPRETING, capability_of, multiprocessors
