@@ -347,12 +347,15 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
 
 
 def product_pays(rows: int, columns: int, processors: int) -> bool:
-    """Whether a product takes less time as gate and up than by PyTorch, whose tiles by rows have 128 x 128."""
+    """Whether a product takes less time as gate and up than by PyTorch, whose tiles by rows have 128 x 128.
+
+    Fewer than 256 rows were not measured.
+    """
     cost = min(
         waves(rows, columns // 2, ROWS, width, processors) * 2 * width * each for width, (_, each) in COLUMNS.items()
     )
     by_torch = waves(rows, columns, ROWS, BLOCK, processors) * BLOCK
-    return cost * PRODUCT[rows % ROWS > 0 or columns % BLOCK > 0] < by_torch
+    return rows >= 2 * ROWS and cost * PRODUCT[rows % ROWS > 0 or columns % BLOCK > 0] < by_torch
 
 
 def forward_launch(

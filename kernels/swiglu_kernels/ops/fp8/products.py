@@ -2,7 +2,8 @@
 
 Gate, up and SwiGLU are one launch, by hand on Hopper; by blocks and from many tokens on they are two products and a
 pass where that kernel does not take them. A product alone is PyTorch's `_scaled_mm` there, which has full accumulation
-too; on other GPUs, where neither was measured, all of them are the portable kernels'.
+too, or by rows that kernel, where PyTorch's tiles would be cut; on other GPUs, where neither was measured, all of them
+are the portable kernels'.
 """
 
 import torch

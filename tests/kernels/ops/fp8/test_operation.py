@@ -351,6 +351,11 @@ def test_a_device_without_fp8_is_named(monkeypatch, capability):
         swiglu_mlp_fp8(*problem(), recipe="rowwise")
 
 
+def test_products_are_by_hand_where_pytorch_s_tiles_are_cut():
+    sizes = (2988, 6112), (8192, 4096), (128, 6112)
+    assert [choice.hopper_fp8.product_pays(*size, 132) for size in sizes] == [True, False, False]
+
+
 @pytest.mark.gpu
 @by_recipe
 @pytest.mark.parametrize("shape", [(1, 512, 1408, 512), (100, 1040, 720, 528), (2049, 1024, 2816, 1024)], ids=str)
