@@ -29,6 +29,7 @@ from swiglu_kernels.ops.experts.hopper_experts import (
     flat,
 )
 from swiglu_kernels.ops.experts.routing import Routing, gather
+from swiglu_kernels.ops.fp8.portable_codes import lines_of
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import multiprocessors, triton
 from swiglu_kernels.runtime.launch import Launch
@@ -202,8 +203,7 @@ def gate_up_of_codes(
     """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
     rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
     pairs = x[0].view(dtype)
-    whole = pairs.as_strided((len(pairs), pairs.stride(0)), pairs.stride())  # sorted rows lie as far apart
-    pairs = gather(whole, routing)[:, : pairs.shape[1]]
+    pairs = gather(lines_of(pairs), routing)[:, : pairs.shape[1]]  # sorted rows lie as far apart
     h = pairs.new_empty((rows, both // 2))
     pre = pairs.new_empty((rows, both)) if store_pre else None
     weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]

@@ -4,7 +4,6 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8.portable_codes import Quantised
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
@@ -25,8 +24,8 @@ PAYS_FROM: dict[tuple[str, bool], tuple[tuple[int, int, int], ...]] = {
 in w_gate or more, and whose smaller side has so many, the fewest tokens from which fp8 was found to take less time than
 bf16 (results/nvidia-h200/fp8-grid.csv and nvidia-h100/fp8-kernels.txt), from the fewest tokens on."""
 EXPERTS_PAY_TO, WIDE_EXPERT = 128, 512
-"""Rows for each expert up to which a forward takes less time, weights quantised before; with more than one expert for a
-token, or with an intermediate size like the second or more, at any number."""
+"""Rows for each expert up to which every forward was found to take less time, weights quantised before; and the
+intermediate size from which, as with several experts for a token, any number of rows does."""
 Operands = tuple[Quantised, Quantised, Quantised]
 """x, w_gate and w_up."""
 
@@ -114,7 +113,7 @@ def why_not_sizes(device: torch.device, sizes: tuple[int, int, int], dtype: torc
 def product_by_hand(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> bool:
     """Whether a b^T by rows is the forward's kernel by hand, whose gate and up are the halves of its columns."""
     (rows, _), columns = a.codes.shape, len(b.codes)
-    if has_bias or INTERPRETING or a.scales.dim() == 2 or columns % (2 * shared.ALIGNMENT_BYTES // dtype.itemsize):
+    if has_bias or INTERPRETING or a.scales.dim() == 2:
         return False
     if hopper_fp8.why_not(a, b, b, False, PLAIN) is not None:
         return False

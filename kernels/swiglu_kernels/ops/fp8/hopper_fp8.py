@@ -21,13 +21,13 @@ from swiglu_kernels.ops.fp8.portable_codes import up_to
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu.hopper_forward import (
     BUFFERS,
-    COLUMNS,
     DEPTH,
     PART,
     REST,
     ROWS,
     TILE,
     WIDE,
+    costs,
     launch_of,
     operand_blocks,
 )  # fmt: skip
@@ -288,11 +288,11 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
     """Return the tile whose waves are filled best; scales of blocks leave three to choose from."""
     if not blocks:
         return forward_tile(tokens, intermediate, processors, stores_preact)
-    costs = _costs(tokens, intermediate, processors)
-    return tile_of(min(costs, key=costs.__getitem__))
+    found = _costs_of_blocks(tokens, intermediate, processors)
+    return tile_of(min(found, key=found.__getitem__))
 
 
-def _costs(tokens: int, intermediate: int, processors: int) -> dict[int, float]:
+def _costs_of_blocks(tokens: int, intermediate: int, processors: int) -> dict[int, float]:
     """Return what the tiles take whose scales are those of blocks, by their columns."""
     return {
         columns: waves(tokens, intermediate, ROWS, columns, processors) * columns * each
@@ -302,8 +302,8 @@ def _costs(tokens: int, intermediate: int, processors: int) -> dict[int, float]:
 
 def makes_codes(tokens: int, intermediate: int, processors: int) -> bool:
     """Whether h by blocks leaves the launch as codes, and not in 16 bits for a pass that quantises it."""
-    costs = _costs(tokens, intermediate, processors)
-    return costs[BLOCK] <= CODES_FOR * min(costs.values())
+    found = _costs_of_blocks(tokens, intermediate, processors)
+    return found[BLOCK] <= CODES_FOR * min(found.values())
 
 
 def tile_of(columns: int) -> Tile:
@@ -347,13 +347,8 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
 
 
 def product_pays(rows: int, columns: int, processors: int) -> bool:
-    """Whether a product takes less time as gate and up than by PyTorch, whose tiles by rows have 128 x 128.
-
-    Fewer than 256 rows were not measured.
-    """
-    cost = min(
-        waves(rows, columns // 2, ROWS, width, processors) * 2 * width * each for width, (_, each) in COLUMNS.items()
-    )
+    """Whether a product is faster as gate and up than in PyTorch's tiles of 128 x 128; measured from 256 rows on."""
+    cost = 2 * min(costs(rows, columns // 2, processors, True).values())
     by_torch = waves(rows, columns, ROWS, BLOCK, processors) * BLOCK
     return rows >= 2 * ROWS and cost * PRODUCT[rows % ROWS > 0 or columns % BLOCK > 0] < by_torch
 

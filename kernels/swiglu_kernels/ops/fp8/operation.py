@@ -39,6 +39,7 @@ from swiglu_kernels.ops.fp8.portable_codes import (
     Maxima,
     Quantised,
     lies_as_codes,
+    lines_of,
     quantise_both,
     quantise_rows,
 )  # fmt: skip
@@ -237,8 +238,7 @@ MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 def _quantise(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes to the ends of their rows, and scales; blockwise those of an activation with axes swapped."""
     codes, scales = quantise_rows(matrix, recipe, weight)
-    whole = codes.as_strided((*codes.shape[:-1], codes.stride(-2)), codes.stride())
-    return whole, scales if recipe == "rowwise" or weight else scales.t()
+    return lines_of(codes), scales if recipe == "rowwise" or weight else scales.t()
 
 
 @_quantise.register_fake

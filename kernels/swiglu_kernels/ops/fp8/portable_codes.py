@@ -448,8 +448,13 @@ def new_codes(like: torch.Tensor, rows: int, columns: int, blocks: bool) -> torc
 def lies_as_codes(codes: torch.Tensor) -> bool:
     """Whether codes [R, C] or [E, R, C] lie as `new_codes` has them, or contiguously."""
     *_, rows, columns = codes.shape
-    pitches = columns, up_to(columns, BLOCK)
-    return any(codes.stride() == (rows * pitch, pitch, 1)[-codes.dim() :] for pitch in pitches)
+    pitch = up_to(columns, BLOCK)
+    return codes.is_contiguous() or codes.stride() == (rows * pitch, pitch, 1)[-codes.dim() :]
+
+
+def lines_of(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes [R, C] or [E, R, C], or a view of them as another type, with what lies behind each row."""
+    return codes.as_strided((*codes.shape[:-1], codes.stride(-2)), codes.stride())
 
 
 def new_maxima(x: torch.Tensor, *wanted: tuple[bool, bool]) -> list[Maxima]:

@@ -28,9 +28,8 @@ from swiglu_kernels.runtime.precision import INTERPRETING, round_to
 Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 """Of rows and of columns; Nones: there are none."""
 TILES = {True: (32, 32, 2), False: (16, 128, 4)}
-"""Rows, columns and warps of a program that makes gradients, with or without maxima, whose number grows with a tile's
-sides: 108 and 88 us of 2897 x 9696 on an H200; programs that went down a strip of 16 x 128 took 139 and 118."""
-SUM_TILE = (16, 128, 4)
+"""Rows, columns and warps of a program with maxima and of one without: gradients of 2897 x 9696 take 108 and 88 us
+on an H200, and took 139 and 118 in programs that went down a strip of 16 x 128."""
 
 
 def _tile(rows: int, columns: int, warps: int) -> tuple[int, int, int]:
@@ -177,7 +176,7 @@ def gradients_launch(
 
 def scaled_sum_launch(first: torch.Tensor, scales: Scales, second: torch.Tensor, others: Scales) -> Launch:
     """Describe the launch that makes first [R, C] the sum of first and second, times their scales [R] and [C]."""
-    block_rows, block_columns, warps = _tile(*SUM_TILE)
+    block_rows, block_columns, warps = _tile(*TILES[False])
     return Launch(
         kernel=_sum_kernel,
         grid=(triton.cdiv(first.shape[1], block_columns), triton.cdiv(first.shape[0], block_rows)),

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from swiglu_kernels.ops.fp8 import choice, hopper_fp8
 from swiglu_kernels.ops.fp8.choice import Operands
-from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, new_codes, new_maxima, up_to
+from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, lines_of, new_codes, new_maxima, up_to
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import Scales, gradients_launch, scaled_sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
@@ -92,9 +92,7 @@ def _in_blocks(codes: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
 
 def _clear_behind(codes: torch.Tensor) -> None:
     """Zero what a row of `new_codes` has behind its last column."""
-    (rows, columns), step = codes.shape, codes.stride(0)
-    whole = codes.view(torch.uint8).as_strided((rows, step), (step, 1))
-    whole[:, columns:].zero_()
+    lines_of(codes.view(torch.uint8))[:, codes.shape[1] :].zero_()
 
 
 def _new_product(a: Quantised, like: torch.Tensor, columns: int) -> torch.Tensor:

@@ -175,13 +175,17 @@ if GLUON_MISSING is None:
 
 
 def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: bool) -> Tile:
-    """Return the tile whose waves are filled best: a wave takes about as long as its tiles are wide."""
+    """Return the tile whose waves are filled best."""
+    found = costs(tokens, intermediate, processors, stores_preact)
+    return dataclasses.replace(TILE, columns=min(found, key=found.__getitem__))
 
-    def cost(columns: int) -> float:
-        count = waves(tokens, intermediate, ROWS, columns, processors)
-        return count * columns * COLUMNS[columns][stores_preact]
 
-    return dataclasses.replace(TILE, columns=min(COLUMNS, key=cost))
+def costs(tokens: int, intermediate: int, processors: int, stores_preact: bool) -> dict[int, float]:
+    """Return what the tiles take, by their columns: a wave takes about as long as its tiles are wide."""
+    return {
+        columns: waves(tokens, intermediate, ROWS, columns, processors) * columns * each[stores_preact]
+        for columns, each in COLUMNS.items()
+    }
 
 
 def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capability: Capability | None) -> str | None:
