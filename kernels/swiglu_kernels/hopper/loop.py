@@ -212,7 +212,8 @@ if GLUON_MISSING is None:
             "and.b32 at, lane, 1;",
             "setp.eq.u32 more, at, 0;",
             "selp.u32 number, first, number, more;",
-            f"mul.lo.u32 number, number, {depth_tiles};",
+            *_line_of(depth_tiles),
+            "mul.lo.u32 number, number, at;",
             f"mad.lo.u32 warp, warp, 16, {row};",
             "add.u32 warp, warp, lane;",
             f"sub.u32 at, {rows}, 1;",
@@ -222,7 +223,8 @@ if GLUON_MISSING is None:
             f"selp.b64 from, {gate_at}, {up_at}, more;",
             f"selp.b64 from, {x_at}, from, of_rows;",
             "mad.wide.u32 from, number, 4, from;",
-            f"selp.u32 at, {rows}, 1, of_rows;",
+            *_line_of(rows),
+            "selp.u32 at, at, 1, of_rows;",
             "mul.wide.u32 from_step, at, 4;",
             "mov.u32 to, 0;",
             "mov.u32 asked, 0;",
@@ -230,6 +232,11 @@ if GLUON_MISSING is None:
             "bar.warp.sync 0xffffffff;",  # the last tile's have been read
             *(_next_scales(depth_tiles) * (SLOTS - 1)),
         ]
+
+    @gluon.constexpr_function
+    def _line_of(size):
+        """PTX that finds how far lines of as many scales lie apart."""
+        return [f"add.u32 at, {size}, 3;", "and.b32 at, at, 0xfffffffc;"]
 
     @gluon.constexpr_function
     def _next_scales(depth_tiles):
@@ -281,8 +288,8 @@ if GLUON_MISSING is None:
         columns: of a wgmma, see `_held`; with `blocks` 128 or 192. 256 are one of 128 after the other, whose sums go
             through the same registers: gate, then up.
         half: of a stage's rows, which is used.
-        blocks: scales are those of 1 x 128 elements of left, [depth, rows], and of 128 x 128 of both weights; else they
-            are left to the epilogue.
+        blocks: scales are those of 1 x 128 elements of left, [depth, rows], and of 128 x 128 of both weights, in lines
+            of a multiple of four; else they are left to the epilogue.
         """
         row_bytes, empty = 128, 8 * stages
         in_turn = columns == 256
@@ -488,7 +495,7 @@ if GLUON_MISSING is None:
 
         left, right, barriers, step, COLUMNS: as in `multiply`, without turns; a stage is 128 of depth. With BLOCKS the
         sums are those of what the codes stand for, with scales [depth tiles, rows] of left and [., depth tiles] of both
-        weights; row and column are where these 64 rows and the tile begin. Else they are sums of codes.
+        weights, in lines of a multiple of four; row and column are where these 64 rows and the tile begin. Else they are sums of codes.
 
         Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are BLOCKS alone and
         for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.

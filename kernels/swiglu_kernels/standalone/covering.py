@@ -173,11 +173,8 @@ def _portable() -> Iterator[tuple[str, Launch]]:
 
 
 def _scales(rows: int, depth: int, weight: bool, blocks: bool) -> torch.Tensor:
-    """Of codes by rows, or by blocks; those of no weight lie with the rows last."""
-    across, down = -(-depth // portable_codes.BLOCK), -(-rows // portable_codes.BLOCK)
-    if not blocks:
-        return fp32(rows)
-    return fp32(down, across) if weight else fp32(across, rows).t()
+    """Of codes by rows, or by blocks."""
+    return portable_codes.new_scales(fp32(), rows, depth, blocks, weight)
 
 
 def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
@@ -200,7 +197,7 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             "dX": portable_fp8.sum_launch(h, turned, (h, turned), out, bias),
         }
         if blocks:
-            launches["glu, h in fp8"] = portable_fp8.glu_launch(x, weight, weight, h.codes, h.scales.t(), *glu)
+            launches["glu, h in fp8"] = portable_fp8.glu_launch(x, weight, weight, *h, *glu)
         if tokens == 8192:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
             launches["dW"] = portable_fp8.sum_launch(*d_w, None)
@@ -217,7 +214,7 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             launches["gradients of the gate"] = portable_gate.gradients_launch(*given, CLAMPED)
             if blocks:
                 first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
-                launches["gate, h in fp8"] = portable_gate.gate_launch((z, z), h.codes, h.scales.t(), CLAMPED)
+                launches["gate, h in fp8"] = portable_gate.gate_launch((z, z), *h, CLAMPED)
                 launches["quantisation of a weight"] = portable_codes.tiles_launch(
                     out, first.codes, first.scales, words, second.scales, None, None, True
                 )
@@ -400,7 +397,7 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
                 product = hopper_fp8.forward_launch(*operands, None, stored, hopper_fp8.tile_of(width))
                 yield f"fp8 product by hand, {2 * width} columns", product
         if blocks:
-            h = codes(tokens, columns), fp32(columns // portable_codes.BLOCK, tokens)
+            h = codes(tokens, columns), _scales(tokens, columns, False, True)
             yield f"fp8 forward by hand, h in fp8{kept}", hopper_fp8.forward_launch(*operands, h, stored)
 
 

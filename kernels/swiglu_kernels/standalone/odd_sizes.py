@@ -28,6 +28,7 @@ from swiglu_kernels.ops.experts.choice import MOST_TOKENS
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
+from swiglu_kernels.ops.fp8.portable_codes import laid, new_scales
 from swiglu_kernels.ops.gate.definition import gate_mul
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward
@@ -296,9 +297,8 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
         for matrix in (at.x, at.w_gate, at.w_up):
             codes, scales = reference.quantise(matrix.cpu(), recipe, matrix is not at.x)
             exact.append(reference.dequantise(codes, scales))
-            # scales of x lie with the tokens last
-            tokens_last = blocks and matrix is at.x
-            scales = scales.t().contiguous().to(at.device).t() if tokens_last else scales.contiguous().to(at.device)
+            scales = scales.to(at.device)
+            scales = laid(scales, matrix is not at.x) if blocks else scales
             operands.append((codes.view(at.dtype).to(at.device), scales))
         made = forward_of(exact[0], exact[1], exact[2])
         for columns, stored in itertools.product(
@@ -321,13 +321,13 @@ def _fp8_codes_by_hand(
     tokens, intermediate = at.dz.shape
     buffer = torch.full((tokens + 2 * MARGIN, intermediate), 127, dtype=torch.uint8, device=at.device)  # NaN
     codes = buffer[MARGIN:-MARGIN].view(torch.float8_e4m3fn)
-    scales = torch.full((-(-intermediate // hopper_fp8.BLOCK), tokens), float("nan"), device=at.device)
+    scales = new_scales(codes, tokens, intermediate, True).fill_(float("nan"))
     x, w_gate, w_up = operands
     hopper_fp8.forward_launch(x, w_gate, w_up, (codes, scales), at.kept if stored else None).run()
     defined, of_rows = reference.quantise(z, "blockwise")
     outcome = at.judged(name, made)
     wrong = int((codes.cpu().view(torch.uint8) != defined.view(torch.uint8)).sum())
-    if wrong or not torch.equal(scales.cpu().t(), of_rows):
+    if wrong or not torch.equal(scales.cpu(), of_rows):
         return replace(outcome, reason=f"{wrong} codes, or their scales, are not those of h")
     if not bool((buffer[:MARGIN] == 127).all() and (buffer[-MARGIN:] == 127).all()):
         return replace(outcome, reason="rows before or behind the codes were written")

@@ -86,14 +86,7 @@ def way_of_glu(
 
 def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
     """Say why a b^T, of [R, D] and [C, D], is not PyTorch's product of a dtype, or return None where it is."""
-    (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
-    if why := why_not_sizes(a.codes.device, (rows, depth, columns), dtype, has_bias):
-        return why
-    if blocks and a.scales.stride() != (1, rows):
-        return "scales have to lie with the rows last"
-    if blocks and len(b.scales) != columns and not b.scales.is_contiguous():
-        return "scales of weights have to be contiguous"
-    return None
+    return why_not_sizes(a.codes.device, (*a.codes.shape, len(b.codes)), dtype, has_bias)
 
 
 def why_not_sizes(device: torch.device, sizes: tuple[int, int, int], dtype: torch.dtype, has_bias: bool) -> str | None:

@@ -173,7 +173,8 @@ if GLUON_MISSING is None:
         inverse = gl.fma(gl.fma(near, amax * -1.0, 448.0) * SCALE, near, near)
         inverse = gl.where(amax == float("inf"), 0.0, inverse)
         rows = row + gl.arange(0, _WIDE, gl.SliceLayout(1, h.type.layout))
-        gl.store(h_scales + (column // (2 * _WIDE)).to(gl.int64) * M + rows, amax * SCALE, mask=rows < M)
+        line = gl.cdiv(M, 4) * 4
+        gl.store(h_scales + (column // (2 * _WIDE)).to(gl.int64) * line + rows, amax * SCALE, mask=rows < M)
         write(h * inverse[:, None], codes, row, column, of_codes.index(2 * ME), 1)
         write(h_1 * inverse[:, None], codes, row, column + _WIDE, of_codes.index(2 * ME + 1), 1)
 
@@ -339,10 +340,6 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
         return "an empty tensor has no descriptor"
     if not all(map(fits_tma, matrices)):
         return shared.NO_TMA
-    if blocks and (scales.stride(0) != 1 or scales.stride(1) != scales.shape[0]):
-        return "scales of x have to lie with the tokens last"
-    if not all(weight[1].is_contiguous() for weight in (w_gate, w_up)):
-        return "scales of weights have to be contiguous"
     return None
 
 
@@ -363,7 +360,7 @@ def forward_launch(
         x: [M, K / 2] and scales.
         w_gate: [N, K / 2] and scales.
         w_up: as w_gate.
-        z: [M, N], contiguous, written; 16 bits. Of blocks also codes [M, N] in fp8 and scales [ceil(N / 128), M]. By
+        z: [M, N], contiguous, written; 16 bits. Of blocks also codes [M, N] in fp8 and scales as of `new_scales`. By
             rows None as well: then gate and up alone are stored.
         preactivations: gate and up, [M, N] with a last stride of 1, written; None stores z alone.
         tile: its columns, stages and group are taken. None: `tile_for`, or for codes that of a whole block.

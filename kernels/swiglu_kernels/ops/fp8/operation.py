@@ -36,12 +36,15 @@ from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes, find
 from swiglu_kernels.ops.fp8.portable_codes import (
     ALIGNMENT,
     BLOCK,
+    ROWS,
     Maxima,
     Quantised,
+    laid,
     lies_as_codes,
     lines_of,
     quantise_both,
     quantise_rows,
+    up_to,
 )  # fmt: skip
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import Limit, check_formula
@@ -236,9 +239,9 @@ MLP = block.GatedOperation("fp8_mlp", 11, _forward, _backward)
 
 @operator("fp8_quantise")
 def _quantise(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes to the ends of their rows, and scales; blockwise those of an activation with axes swapped."""
+    """Return codes to the ends of their rows, and scales; blockwise to the ends of their lines."""
     codes, scales = quantise_rows(matrix, recipe, weight)
-    return lines_of(codes), scales if recipe == "rowwise" or weight else scales.t()
+    return lines_of(codes), scales if recipe == "rowwise" else lines_of(scales if weight else scales.t())
 
 
 @_quantise.register_fake
@@ -247,7 +250,8 @@ def _(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, to
     blocks = -(-columns // BLOCK)
     codes = matrix.new_empty((*shape, blocks * BLOCK), dtype=torch.float8_e4m3fn)
     if recipe == "blockwise":
-        shape = [-(-shape[0] // BLOCK), blocks] if weight else [blocks, shape[0]]
+        count, line = (-(-shape[0] // BLOCK), blocks) if weight else (blocks, shape[0])
+        shape = [count, up_to(line, ROWS)]
     return codes, matrix.new_empty(shape, dtype=torch.float32)
 
 
@@ -263,7 +267,7 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
     Returns:
         Quantised(codes, scales): [rows, depth] in float8_e4m3fn, contiguous but that rows lie a multiple of 128 bytes
         apart, blockwise with zeros between; and float32 scales: rowwise [rows], blockwise [rows, ceil(depth / 128)], of
-        a weight [ceil(rows / 128), ceil(depth / 128)]. Of experts, [experts, rows, depth] and [experts, rows]. No
+        a weight [ceil(rows / 128), ceil(depth / 128)], in lines of a multiple of four. Of experts, [experts, rows, depth] and [experts, rows]. No
         gradient.
 
     Raises:
@@ -277,7 +281,9 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
         raise ValueError(f"matrix: expected two dimensions, [rows, depth], got {tuple(tensor.shape)}")
     check("matrix", tensor, (("depth", tensor.shape[-1]),))
     codes, scales = _quantise(tensor, recipe, weight)
-    return Quantised(codes[..., : tensor.shape[-1]], scales if recipe == "rowwise" or weight else scales.t())
+    if recipe == "blockwise":
+        scales = scales[:, : -(-tensor.shape[1] // BLOCK)] if weight else scales[:, : len(tensor)].t()
+    return Quantised(codes[..., : tensor.shape[-1]], scales)
 
 
 def check(name: str, tensor: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:
@@ -313,7 +319,7 @@ def _check_quantised(name: str, operand: Any, recipe: str, weight: bool) -> Quan
         raise ValueError(
             f"{name}: expected scales {shape} as recipe={recipe!r} has them, got {tuple(operand[1].shape)}"
         )
-    return Quantised(*operand)
+    return Quantised(operand[0], operand[1] if recipe == "rowwise" else laid(operand[1], weight))
 
 
 Operand = torch.Tensor | Quantised

@@ -10,7 +10,7 @@ A matrix that is multiplied along both of its axes (a gradient: along its column
 quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
 multiple of 16 with zeros. Rows of codes lie a multiple of 128 bytes apart, a line of memory: with 3280 bytes PyTorch's
 product of 4978 x 4496 takes 183 us on an H200, so 130. By blocks there are zeros between, and memory goes on for as
-many more rows as PyTorch's product asks for: it takes both as parts of the matrix. The rows' scales need all of a row
+many more rows as PyTorch's product asks for: it takes both as parts of the matrix. So lines of scales of blocks are. The rows' scales need all of a row
 or column before its first code: the first pass over memory, `_amax_kernel`, finds them, except where rows alone are
 wanted, which a program takes as a whole.
 """
@@ -19,6 +19,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from swiglu_kernels.ops.gate.arithmetic import strided_tile
 from swiglu_kernels.runtime.backend import tl, triton
@@ -32,7 +33,7 @@ BLOCK = 128
 ALIGNMENT = 16
 """What divides an axis that is summed over: 16 bytes of codes."""
 ROWS = 4
-"""What divides the rows that PyTorch multiplies by blocks: 16 bytes of scales."""
+"""What divides the rows that PyTorch multiplies by blocks, and the lines of scales of blocks: 16 bytes of scales."""
 AMAX_TILES = {True: (128, 64), False: (256, 128)}
 """Of rows and columns, and of columns alone: in one tile a program, 2.7 TB/s on an H200. Programs that went down a
 strip read 1.1 to 2.5."""
@@ -131,6 +132,20 @@ def _rows_kernel(
 
 
 @triton.jit
+def line_of(size):
+    """Return how far lines of as many scales of blocks lie apart, see `new_scales`."""
+    return (size + 3) // 4 * 4
+
+
+@triton.jit
+def _store_scale(scales_ptr, scale, line, at, size):
+    """Store a scale of a weight's blocks, and zeros behind the last of its line."""
+    near = tl.arange(0, 4)
+    inside = (near == 0) | ((at == size - 1) & (at + near < line_of(size)))
+    tl.store(scales_ptr + line * line_of(size) + at + near, tl.where(near == 0, scale, 0.0), mask=inside)
+
+
+@triton.jit
 def note_rows(sizes, row_amax_ptr, tile_row, rows, BLOCK_ROWS: tl.constexpr):
     """Raise the largest magnitudes of rows to those of a tile of magnitudes; the pointer may be None."""
     if row_amax_ptr is not None:
@@ -164,7 +179,7 @@ def write_rows(
             tl.store(scales_ptr + row, scales, mask=row < rows)
     else:
         scales, inverse = scales_of(tl.max(magnitudes(tile), 1))
-        tl.store(scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
+        tl.store(scales_ptr + tile_column.to(tl.int64) * line_of(rows) + row, scales, mask=row < rows)
     store_codes(
         codes_of(tile, inverse[:, None]), codes_ptr, tile_row, tile_column, first, rows, width, BLOCK, EVERY, WIDE
     )
@@ -268,7 +283,7 @@ def _tiles_kernel(
     if WEIGHT:
         scale, inverse = scales_of(tl.max(tl.max(largest, 1), 0))
         if codes_ptr is not None:
-            tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
+            _store_scale(scales_ptr, scale, tile_row, tile_column, tl.cdiv(columns, BLOCK))
             store_codes(codes_of(x_0, inverse), codes_ptr, tile_row, tile_column, 0, rows, width, BLOCK, 4, WIDE)
             store_codes(codes_of(x_1, inverse), codes_ptr, tile_row, tile_column, 1, rows, width, BLOCK, 4, WIDE)
             store_codes(codes_of(x_2, inverse), codes_ptr, tile_row, tile_column, 2, rows, width, BLOCK, 4, WIDE)
@@ -281,7 +296,7 @@ def _tiles_kernel(
     if turned_ptr is not None:
         column = tile_column * BLOCK + tl.arange(0, BLOCK)
         if WEIGHT:
-            tl.store(turned_scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
+            _store_scale(turned_scales_ptr, scale, tile_column, tile_row, tl.cdiv(rows, BLOCK))
         elif column_amax_ptr is not None:
             scales, inverse = scales_of(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
             if tile_row == 0:
@@ -289,7 +304,8 @@ def _tiles_kernel(
             inverse = inverse[None, :]
         else:
             scales, inverse = scales_of(tl.max(largest, 0))
-            tl.store(turned_scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
+            at = tile_row.to(tl.int64) * line_of(columns) + column
+            tl.store(turned_scales_ptr + at, scales, mask=column < columns)
             inverse = inverse[None, :]
         position, offsets, inside = strided_tile(
             tile_row, tile_column, words, columns, 1, words, BLOCK // 4, BLOCK, WIDE
@@ -367,9 +383,9 @@ def tiles_launch(
 
     Args:
         codes: [R, C], written, and zeros to the end of a row's memory, less than 128; None: not wanted.
-        scales: of codes: rowwise [R], blockwise [ceil(C / 128), R], of a weight [ceil(R / 128), ceil(C / 128)].
+        scales: of codes, written, as of `new_scales`.
         turned: [C, P / 4], int32, written: four codes each, of the rows of x from R to P zeros; None: not wanted.
-        turned_scales: of turned: rowwise [C], blockwise [ceil(R / 128), C], of a weight [ceil(C / 128), ceil(R / 128)].
+        turned_scales: of turned, the same.
         row_amax: [R] as `amax_launch` writes it, for rowwise codes.
         column_amax: [C], for rowwise turned codes.
         weight: whether the blocks are 128 x 128, not rowwise.
@@ -417,20 +433,12 @@ def quantise_both(
         codes = new_codes(x, R, C, blocks)
     if turned:
         other = x.new_empty((C, up_to(R, BLOCK)), dtype=torch.float8_e4m3fn)
-    across, down = -(-C // BLOCK), -(-R // BLOCK)
-    of_scales: list[tuple[int, ...]] = [(across, R), (down, C)]
-    if recipe == "rowwise":
-        of_scales = [(R,), (C,)]
-        if all(maximum is None for maximum in maxima):
-            (maxima,) = new_maxima(x, (rows, turned))
-            run(amax_launch, x, *maxima)
-    elif weight:
-        of_scales = [(down, across), (across, down)]
-    scales, other_scales = (x.new_empty(size, dtype=torch.float32) for size in of_scales)
+    if not blocks and all(maximum is None for maximum in maxima):
+        (maxima,) = new_maxima(x, (rows, turned))
+        run(amax_launch, x, *maxima)
+    scales, other_scales = (new_scales(x, *size, blocks, weight) for size in ((R, C), (C, R)))
     written = codes if rows else None, scales, other.view(torch.int32) if turned else None, other_scales
-    run(tiles_launch, x, *written, *maxima, weight and recipe == "blockwise")
-    if recipe == "blockwise" and not weight:
-        scales, other_scales = scales.t(), other_scales.t()
+    run(tiles_launch, x, *written, *maxima, weight and blocks)
     return Quantised(codes, scales), Quantised(other[:, :padded], other_scales)
 
 
@@ -443,6 +451,27 @@ def new_codes(like: torch.Tensor, rows: int, columns: int, blocks: bool) -> torc
     """Return codes [rows, columns], not written, on a tensor's device, a part of a larger matrix."""
     size = up_to(rows, ROWS) if blocks else rows, up_to(columns, BLOCK)
     return like.new_empty(size, dtype=torch.float8_e4m3fn)[:rows, :columns]
+
+
+def new_scales(like: torch.Tensor, rows: int, columns: int, blocks: bool, weight: bool = False) -> torch.Tensor:
+    """Return scales as `Quantised` has them, not written: by blocks lines of a larger matrix.
+
+    They lie a multiple of ROWS apart, as PyTorch reads them; a line is that of a column of scales, of a weight of a row.
+    """
+    if not blocks:
+        return like.new_empty(rows, dtype=torch.float32)
+    across = -(-columns // BLOCK)
+    count, line = (-(-rows // BLOCK), across) if weight else (across, rows)
+    lines = like.new_empty((count, up_to(line, ROWS)), dtype=torch.float32)[:, :line]
+    return lines if weight else lines.t()
+
+
+def laid(scales: torch.Tensor, weight: bool) -> torch.Tensor:
+    """Return scales of blocks with the strides of `new_scales`, copied where they have others."""
+    lines = scales if weight else scales.t()
+    if lines.stride() != (up_to(lines.shape[1], ROWS), 1):
+        lines = pad(lines, (0, -lines.shape[1] % ROWS)).contiguous()[:, : lines.shape[1]]
+    return lines if weight else lines.t()
 
 
 def lies_as_codes(codes: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.fp8.portable_codes import BLOCK, codes_of, magnitudes, scales_of
+from swiglu_kernels.ops.fp8.portable_codes import BLOCK, codes_of, line_of, magnitudes, scales_of
 from swiglu_kernels.ops.gate.arithmetic import dot, gated, grouped_tile, halves, output_tile
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu.portable_forward import Biases, Pair, bias_arguments, biased, store_gated
@@ -130,7 +130,7 @@ def _glu_kernel(
             tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
         scales, inverse = scales_of(tl.max(magnitudes(z), 1))
         row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        tl.store(z_scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
+        tl.store(z_scales_ptr + tile_column.to(tl.int64) * line_of(rows) + row, scales, mask=row < rows)
         position, offsets, inside = output_tile(tile_row, tile_column, rows, width, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
         tl.store(z_ptr + position + offsets, codes_of(z, inverse[:, None]), mask=inside)
 
@@ -227,7 +227,7 @@ def glu_launch(
         x: Quantised, [M, K].
         w_gate, w_up: Quantised, [N, K], the same strides.
         z: [M, N], written: 16 bits, contiguous; or codes, as of `tiles_launch`.
-        z_scales: [ceil(N / 128), M], written, where z are codes; else None.
+        z_scales: as of `new_scales`, written, where z are codes; else None.
         preactivations: gate and up, [M, N] and contiguous, written; empty: not wanted. What is quantised was rounded to
             their dtype.
         biases: [N] each, or None.

@@ -126,7 +126,7 @@ def _sum_kernel(
 
 
 def gate_launch(preactivations: Pair, codes: torch.Tensor, scales: torch.Tensor, formula: Formula = PLAIN) -> Launch:
-    """Describe the launch that makes codes of h, as of `tiles_launch`, and blockwise scales [ceil(N / 128), M]."""
+    """Describe the launch that makes codes of h, as of `tiles_launch`, and scales as of `new_scales`."""
     gate, up = preactivations
     rows, columns = gate.shape
     return Launch(

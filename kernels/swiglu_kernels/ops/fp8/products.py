@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from swiglu_kernels.ops.fp8 import choice, hopper_fp8
 from swiglu_kernels.ops.fp8.choice import Operands
-from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, lines_of, new_codes, new_maxima, up_to
+from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, lines_of, new_codes, new_maxima, new_scales, up_to
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import Scales, gradients_launch, scaled_sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
@@ -23,8 +23,6 @@ from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 
-SCALES = 4
-"""cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """d_gate, d_up and h."""
 MaximaOf = tuple[Maxima, Maxima, Maxima]
@@ -33,24 +31,21 @@ UNKNOWN: MaximaOf = ((None, None), (None, None), (None, None))
 
 
 def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
-    """Write a b^T to out by PyTorch; by blocks, out may have rows up to a multiple of ROWS."""
+    """Write a b^T to out by PyTorch; by blocks, out may have rows up to a multiple of ROWS, or memory for them."""
     (codes, scales), (b_codes, b_scales) = a, b
     if scales.dim() == 1:
         scales, b_scales = scales[:, None], b_scales[:, None]
     else:
         rows, columns = up_to(len(codes), ROWS), len(b_codes)
         if len(out) < rows:
-            whole = _new_product(a, out, columns)
-            _multiply(a, b, whole)
-            out.copy_(whole[: len(out)])
-            return
+            out = out.as_strided((rows, columns), (columns, 1))
         of_weight, blocks = len(b_scales) != columns, scales.shape[1]
-        short = -blocks % SCALES if of_weight else 0
-        b_scales = pad(b_scales, (0, short)) if short else b_scales
+        scales = scales.as_strided((rows, blocks), (1, rows))
+        b_scales = lines_of(b_scales) if of_weight else b_scales
         alone = of_weight and internals.scaled_mm_of_blocks  # with scales of b that reach further than its codes
-        blocks += 0 if alone else short
-        more = 0, rows - len(codes), 0, blocks - scales.shape[1]
-        scales = pad(scales.t(), more).t() if any(more) else scales
+        short = b_scales.shape[1] - blocks
+        if short and not alone:
+            blocks, scales = blocks + short, pad(scales, (0, short)).t().contiguous().t()
         codes, b_codes = _in_blocks(codes, rows, blocks), _in_blocks(b_codes, columns, blocks)
         if alone:
             internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
@@ -157,7 +152,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     if schedule == "hopper" and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
         return None
     codes = new_codes(x.codes, tokens, intermediate, True)
-    scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
+    scales = new_scales(x.codes, tokens, intermediate, True)
     if schedule == "hopper":
         if codes.stride(0) > intermediate:
             plan.apply(_clear_behind, codes)
@@ -166,7 +161,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
     else:
         run(glu_launch, *operands, codes, scales, preactivations, biases, formula)
-    return Quantised(codes, scales.t())
+    return Quantised(codes, scales)
 
 
 def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:

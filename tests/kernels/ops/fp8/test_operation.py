@@ -144,7 +144,7 @@ def test_products_are_those_of_the_codes(recipe, tokens, by_torch, monkeypatch):
     fp8.hand_over(codes)
     try:
         with poisoned_outputs():
-            out = swiglu_mlp_fp8(*inputs, recipe=recipe)
+            out = swiglu_mlp_fp8(*inputs, recipe=recipe).mul_(1)  # a result may be changed in place
             upstream = random_tensor(*out.shape, dtype=BFLOAT16, seed=9)
             d_x, d_gate, d_up, d_down = torch.autograd.grad(out, inputs, upstream)
     finally:
@@ -237,6 +237,8 @@ def test_weights_that_were_quantised_before(recipe, by_torch, monkeypatch):
     expected = swiglu_mlp_fp8(x, *weights, recipe=recipe)
     assert torch.equal(swiglu_mlp_fp8(x, *kept, recipe=recipe), expected)
     assert torch.equal(swiglu_mlp_fp8(fp8.quantise(x, recipe), *kept, recipe=recipe), expected)
+    dense = [reference.quantise(matrix, recipe, matrix is not x) for matrix in (x, *weights)]
+    assert torch.equal(swiglu_mlp_fp8(*dense, recipe=recipe), expected)
     with pytest.raises(ValueError, match="w_gate, w_up, w_down: expected 16 bits if a gradient is wanted"):
         swiglu_mlp_fp8(x.requires_grad_(), *kept, recipe=recipe)
     with pytest.raises(ValueError, match="expected all weights quantised, or nothing"):
