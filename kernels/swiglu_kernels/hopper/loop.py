@@ -495,7 +495,8 @@ if GLUON_MISSING is None:
 
         left, right, barriers, step, COLUMNS: as in `multiply`, without turns; a stage is 128 of depth. With BLOCKS the
         sums are those of what the codes stand for, with scales [depth tiles, rows] of left and [., depth tiles] of both
-        weights, in lines of a multiple of four; row and column are where these 64 rows and the tile begin. Else they are sums of codes.
+        weights, in lines of a multiple of four; row and column are where these 64 rows and the tile begin. Else they
+        are sums of codes.
 
         Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are BLOCKS alone and
         for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.

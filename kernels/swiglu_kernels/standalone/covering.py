@@ -197,7 +197,7 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             "dX": portable_fp8.sum_launch(h, turned, (h, turned), out, bias),
         }
         if blocks:
-            launches["glu, h in fp8"] = portable_fp8.glu_launch(x, weight, weight, *h, *glu)
+            launches["glu, h in fp8"] = portable_fp8.glu_launch(x, weight, weight, h.codes, h.scales, *glu)
         if tokens == 8192:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
             launches["dW"] = portable_fp8.sum_launch(*d_w, None)

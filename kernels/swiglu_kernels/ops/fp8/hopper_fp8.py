@@ -332,9 +332,8 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
         has_bias: whether gate or up have biases.
         formula: the gate.
     """
-    (codes, scales), matrices = x, (x[0], w_gate[0], w_up[0])
-    blocks = scales.dim() == 2
-    if off := why_off(codes.device, w_gate[0].shape[0], has_bias, formula):
+    matrices = x[0], w_gate[0], w_up[0]
+    if off := why_off(x[0].device, w_gate[0].shape[0], has_bias, formula):
         return off
     if any(0 in matrix.shape for matrix in matrices):
         return "an empty tensor has no descriptor"

@@ -267,8 +267,8 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
     Returns:
         Quantised(codes, scales): [rows, depth] in float8_e4m3fn, contiguous but that rows lie a multiple of 128 bytes
         apart, blockwise with zeros between; and float32 scales: rowwise [rows], blockwise [rows, ceil(depth / 128)], of
-        a weight [ceil(rows / 128), ceil(depth / 128)], in lines of a multiple of four. Of experts, [experts, rows, depth] and [experts, rows]. No
-        gradient.
+        a weight [ceil(rows / 128), ceil(depth / 128)], in lines of a multiple of four. Of experts, [experts, rows,
+        depth] and [experts, rows]. No gradient.
 
     Raises:
         TypeError: matrix is not a tensor of one of these dtypes.

@@ -10,9 +10,9 @@ A matrix that is multiplied along both of its axes (a gradient: along its column
 quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
 multiple of 16 with zeros. Rows of codes lie a multiple of 128 bytes apart, a line of memory: with 3280 bytes PyTorch's
 product of 4978 x 4496 takes 183 us on an H200, so 130. By blocks there are zeros between, and memory goes on for as
-many more rows as PyTorch's product asks for: it takes both as parts of the matrix. So lines of scales of blocks are. The rows' scales need all of a row
-or column before its first code: the first pass over memory, `_amax_kernel`, finds them, except where rows alone are
-wanted, which a program takes as a whole.
+many more rows as PyTorch's product asks for: it takes both as parts of the matrix, and lines of scales of blocks in the
+same way. The rows' scales need all of a row or column before its first code: the first pass over memory,
+`_amax_kernel`, finds them, except where rows alone are wanted, which a program takes as a whole.
 """
 
 import math
@@ -454,9 +454,9 @@ def new_codes(like: torch.Tensor, rows: int, columns: int, blocks: bool) -> torc
 
 
 def new_scales(like: torch.Tensor, rows: int, columns: int, blocks: bool, weight: bool = False) -> torch.Tensor:
-    """Return scales as `Quantised` has them, not written: by blocks lines of a larger matrix.
+    """Return scales as `Quantised` has them, not written: by blocks columns, of a weight rows, of a larger matrix.
 
-    They lie a multiple of ROWS apart, as PyTorch reads them; a line is that of a column of scales, of a weight of a row.
+    These lines lie a multiple of ROWS apart, as PyTorch reads them.
     """
     if not blocks:
         return like.new_empty(rows, dtype=torch.float32)

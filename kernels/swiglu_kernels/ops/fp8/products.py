@@ -11,7 +11,17 @@ from torch.nn.functional import pad
 
 from swiglu_kernels.ops.fp8 import choice, hopper_fp8
 from swiglu_kernels.ops.fp8.choice import Operands
-from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, lines_of, new_codes, new_maxima, new_scales, up_to
+from swiglu_kernels.ops.fp8.portable_codes import (
+    BLOCK,
+    ROWS,
+    Maxima,
+    Quantised,
+    lines_of,
+    new_codes,
+    new_maxima,
+    new_scales,
+    up_to,
+)  # fmt: skip
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import Scales, gradients_launch, scaled_sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
