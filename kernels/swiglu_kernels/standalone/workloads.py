@@ -17,15 +17,9 @@ from swiglu_kernels.ops.experts.routing import Routing, route
 from swiglu_kernels.ops.gate import operation as silu_mul
 from swiglu_kernels.ops.gate import unsloth
 from swiglu_kernels.ops.gate.formula import PLAIN
-from swiglu_kernels.ops.glu import (
-    hopper_forward,
-    hopper_products,
-    hopper_row,
-    hopper_transposed,
-    hopper_weights,
-    portable_backward,
-)
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed, hopper_weights
 from swiglu_kernels.ops.glu.operation import multiply_and_gate, multiply_transposed, write_weight_grads
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
 from swiglu_kernels.ops.mlp import portable_mlp
 from swiglu_kernels.ops.mlp.operation import multiply_and_gate_backward
@@ -108,10 +102,10 @@ DENSE: Calls = {
     "forward": (forward_launch, "x w_gate w_up z none biases formula"),
     "forward-preact": (forward_launch, "x w_gate w_up z kept biases formula"),
     "recompute": (recompute_launch, "dz x w_gate w_up hidden_gradients biases formula"),
-    "input-grad-fused": (portable_backward.input_grad_launch, "dz gate up w_gate w_up dx formula"),
-    "input-grad": (portable_backward.input_grad_launch, "none gate up w_gate w_up dx"),
-    "weight-grad-fused": (portable_backward.weight_grad_launch, "dz gate up x d_w_gate d_w_up formula"),
-    "weight-grad": (portable_backward.weight_grad_launch, "none gate up x d_w_gate d_w_up"),
+    "input-grad-fused": (input_grad_launch, "dz gate up w_gate w_up dx formula"),
+    "input-grad": (input_grad_launch, "none gate up w_gate w_up dx"),
+    "weight-grad-fused": (weight_grad_launch, "dz gate up x d_w_gate d_w_up formula"),
+    "weight-grad": (weight_grad_launch, "none gate up x d_w_gate d_w_up"),
     "mlp-hidden-grad": (portable_mlp.down_backward_launch, "d_out w_down read d_gate d_up h_made formula"),
     "mlp-weight-grad": (portable_mlp.down_weight_grad_launch, "d_out gate d_w_down"),
     "silu_mul": (silu_mul.forward_launch, "gate up h_made"),

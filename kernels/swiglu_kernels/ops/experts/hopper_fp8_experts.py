@@ -16,18 +16,9 @@ import torch
 
 from swiglu_kernels.hopper import buffers
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.ops.experts import hopper_experts
 from swiglu_kernels.ops.experts.hopper_epilogue import BLOCK, BUFFERS, PART
-from swiglu_kernels.ops.experts.hopper_experts import (
-    GROUP,
-    ROWS,
-    STAGES,
-    WIDE,
-    Routed,
-    aligned,
-    block_descriptor,
-    dense,
-    flat,
-)
+from swiglu_kernels.ops.experts.hopper_experts import GROUP, ROWS, STAGES, WIDE, Routed, block_descriptor, flat
 from swiglu_kernels.ops.experts.routing import Routing, gather
 from swiglu_kernels.ops.fp8.portable_codes import lines_of
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
@@ -206,9 +197,9 @@ def gate_up_of_codes(
     pairs = gather(lines_of(pairs), routing)[:, : pairs.shape[1]]  # sorted rows lie as far apart
     h = pairs.new_empty((rows, both // 2))
     pre = pairs.new_empty((rows, both)) if store_pre else None
-    weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
+    weights = hopper_experts.aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
     routed = routing.starts, routing.counts, routing.pair, routing.slots
-    run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, dense(bias), formula, interleaved)
+    run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, hopper_experts.dense(bias), formula, interleaved)
     return h, pre
 
 
@@ -217,6 +208,6 @@ def down_of_codes(
 ) -> torch.Tensor:
     """Return y [P, H] of codes [P, I] and [E, H, I]."""
     y = h[1].new_empty((h[0].shape[0], w_down[0].shape[1]), dtype=dtype)
-    pairs, weights = (h[0].view(dtype), h[1]), (aligned(w_down[0].view(dtype)), w_down[1])
-    run(rows_launch, pairs, weights, y, routing.starts, routing.counts, dense(bias))
+    pairs, weights = (h[0].view(dtype), h[1]), (hopper_experts.aligned(w_down[0].view(dtype)), w_down[1])
+    run(rows_launch, pairs, weights, y, routing.starts, routing.counts, hopper_experts.dense(bias))
     return y

@@ -26,21 +26,8 @@ from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed, hopper_weights
 from swiglu_kernels.runtime.backend import INTERPRETING, capability_of, card_of
 from swiglu_kernels.runtime.launch import vectorises
-from swiglu_kernels.tiles import cards, here
-from swiglu_kernels.tiles.candidates import (
-    BY_TORCH,
-    KERNELS,
-    LINE,
-    MEASURED,
-    SECTOR,
-    Choice,
-    Kernel,
-    Schedule,
-    TileProblem,
-    by_hand_is_possible,
-    by_table,
-    rows_begin_at,
-)
+from swiglu_kernels.tiles import candidates, cards, here
+from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, SECTOR, Choice, Kernel, Schedule, TileProblem, by_table
 from swiglu_kernels.tiles.rules import Tile, few_tokens_tile, forward_tile
 from swiglu_kernels.tiles.tuning import lookup
 
@@ -75,27 +62,27 @@ def forward_is_by_torch(at: TileProblem, by_hand: bool) -> bool:
         return False
     if by_hand:
         return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
-    most = PORTABLE_TOKENS if at.capability in (None, MEASURED) else UNMEASURED_TOKENS
+    most = PORTABLE_TOKENS if at.capability in (None, candidates.MEASURED) else UNMEASURED_TOKENS
     return at.hidden % SECTOR > 0 or at.tokens > most
 
 
 def _plain_forward_is_by_torch(at: TileProblem) -> bool:
     kernel = "row forward" if at.tokens <= hopper_row.MOST_TOKENS else "forward"
-    return at.capability is not None and forward_is_by_torch(at, by_hand_is_possible(at, kernel))
+    return at.capability is not None and forward_is_by_torch(at, candidates.by_hand_is_possible(at, kernel))
 
 
 def weight_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether d_w_gate and d_w_up are PyTorch's products where nothing was tuned."""
     if at.capability is None or 0 in at.sizes:
         return False
-    if at.tokens == 1 and at.capability == MEASURED:
+    if at.tokens == 1 and at.capability == candidates.MEASURED:
         return False
     elements = at.hidden * at.intermediate
-    if not by_hand_is_possible(at, "dW") or not cards.weight_grad_by_hand(at.card, at.tokens, elements):
+    if not candidates.by_hand_is_possible(at, "dW") or not cards.weight_grad_by_hand(at.card, at.tokens, elements):
         return True
-    if rows_begin_at(LINE, at.hidden, at.intermediate):
+    if candidates.rows_begin_at(candidates.LINE, at.hidden, at.intermediate):
         return False
-    if rows_begin_at(SECTOR, at.hidden, at.intermediate):
+    if candidates.rows_begin_at(SECTOR, at.hidden, at.intermediate):
         return at.tokens > SECTOR_ROWS_TOKENS
     return at.tokens > UNALIGNED_ROWS_TOKENS or elements > UNALIGNED_ROWS_ELEMENTS
 
@@ -108,7 +95,7 @@ def forward_by_hand(at: TileProblem, stores_preact: bool) -> Choice | None:
             return Choice("transposed", tile)
         wide = hopper_forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
         return Choice("ping-pong", wide)
-    in_sectors = rows_begin_at(SECTOR, at.hidden, at.intermediate)
+    in_sectors = candidates.rows_begin_at(SECTOR, at.hidden, at.intermediate)
     if in_sectors and few_tokens_tile(at.tokens, at.hidden, at.intermediate, at.multiprocessors) is not None:
         return None
     return Choice("cooperative", hopper_row.tile_for(at.intermediate, at.multiprocessors))
@@ -272,7 +259,7 @@ def resolve(
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
         input_grad = "torch"
-        if fits and rows_begin_at(LINE, hidden, intermediate):
+        if fits and candidates.rows_begin_at(candidates.LINE, hidden, intermediate):
             hopper = here.hopper_multiprocessors(x.device, "dX")
             if hopper and hopper_products.sum_fills_waves(tokens, hidden, intermediate, hopper):
                 input_grad = "two_step"
@@ -294,4 +281,4 @@ def why_weight_grad(x: torch.Tensor, intermediate: int) -> str:
     card = card_of(x.device)
     if lookup("weight-grad", x, x.shape[0], x.shape[1], intermediate) is not None:
         return f"tuned on this {card}"
-    return cards.measured_on(card) if capability_of(x.device) == MEASURED else here.why_unmeasured(x.device)
+    return cards.measured_on(card) if capability_of(x.device) == candidates.MEASURED else here.why_unmeasured(x.device)
