@@ -48,6 +48,7 @@ REGISTERS = 232, 40
 """Of a thread of a consumer, and of a producer: those of copies are addresses, which are found before any is used."""
 WIDE, NARROW = BLOCKS * BLOCK, 128
 """Columns of a tile."""
+_OPTIONAL = ("ones", "pre", "bias", "sums", "weighted_h", "weights", "dots")
 
 __all__ = ["BLOCK", "ROWS", "down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -238,14 +239,9 @@ def why_not(
 def _is_one_matrix(weights: torch.Tensor) -> bool:
     """Tell whether the experts' [N, K], or all their transposes, lie one after the other."""
     matrix = weights if weights.stride(2) == 1 else weights.mT
-    step = matrix.stride(1)
-    aligned = step * matrix.element_size() % ALIGNMENT_BYTES == 0
-    return (
-        matrix.stride(2) == 1
-        and aligned
-        and matrix.stride(0) % step == 0
-        and matrix.stride(0) >= matrix.shape[1] * step
-    )
+    each, step, unit = matrix.stride()
+    aligned = unit == 1 and step * matrix.element_size() % ALIGNMENT_BYTES == 0
+    return aligned and each % step == 0 and each >= matrix.shape[1] * step
 
 
 def flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
@@ -278,10 +274,7 @@ def _launch(
     tall = None
     if columns == WIDE and (form == "rows" or (form == "gate_up" and not interleaved and formula == PLAIN)):
         tall = tall_columns(N, *(WIDE, TALL_COLUMNS) if form == "rows" else (WIDE // 2, TALL_COLUMNS // 2))
-    named: dict[str, Any] = dict.fromkeys(("ones", "pre", "bias", "sums", "weighted_h", "weights", "dots")) | {
-        "pair": pair,
-        **outs,
-    }
+    named: dict[str, Any] = dict.fromkeys(_OPTIONAL) | {"pair": pair, **outs}
     for name in ("out", "pre"):
         wanted = tall is not None and named[name] is not None
         named[f"tall_{name}"] = block_descriptor(named[name], PART, BLOCK) if wanted else None
@@ -300,31 +293,31 @@ def _launch(
                 named[name] = block_descriptor(tensor, BLOCK, part)
         shape, strides, each, across = flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
-    programs = multiprocessors(a.device)
-    width = columns // 2 if form == "gate_up" else columns
-    experts = counts.shape[0]
+    width, experts = columns // 2 if form == "gate_up" else columns, counts.shape[0]
     P = pair.shape[0] if slots and pair is not None else a.shape[0]
     tokens = a if slots else None
     most = experts * -(-M // ROWS) if weights else P // ROWS
-    numbers = formula.arguments()
-    return Launch(
-        kernel=_experts_kernel,
-        grid=(min(most * -(-N // width), programs),),
-        arguments={"a": None if a is tokens else block_descriptor(a, BLOCK, BLOCK), "tokens": tokens}
-        | {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
-        | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
-        | named
-        | {"starts": starts, "counts": counts, "begins": None if len(starts) > experts else starts}
-        | {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each}
-        | {"token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE}
-        | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
-        | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": GROUP, "FORM": form, "B_ACROSS": across}
-        | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
-        | {"SLOTS": slots},
-        num_warps=CONSUMER_WARPS,
-        num_stages=stages,
-        traps=buffers.lost("ops/experts/hopper_experts.py"),
+    named |= {"a": None if a is tokens else block_descriptor(a, BLOCK, BLOCK), "tokens": tokens}
+    b_rest = block_descriptor(b, PART, BLOCK, shape, strides) if rest else None
+    named |= {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides), "b_rest": b_rest}
+    named |= {"starts": starts, "counts": counts, "begins": None if len(starts) > experts else starts}
+    named |= {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each, "SLOTS": slots}
+    named |= {"token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE} | gating(
+        formula, interleaved, experts
     )
+    named |= {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": GROUP, "FORM": form, "B_ACROSS": across}
+    grid, traps = (
+        (min(most * -(-N // width), multiprocessors(a.device)),),
+        buffers.lost("ops/experts/hopper_experts.py"),
+    )
+    return Launch(_experts_kernel, grid, named, CONSUMER_WARPS, stages, traps=traps)
+
+
+def gating(formula: Formula, interleaved: bool, experts: int) -> dict[str, Any]:
+    """Return what all these kernels are told of the gate and of how many experts there are."""
+    numbers = formula.arguments()
+    found = {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
+    return found | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
 
 
 def gate_up_launch(
@@ -468,13 +461,9 @@ def weight_grad(
     sums = ones = None
     if with_sums and not of_tokens and has_room_for_sums(target.shape[1]):
         sums, ones = a.new_empty(out.shape[:2]), a.new_empty((BLOCK, BLOCK))
-        apply(_fill, ones)
+        apply(torch.Tensor.fill_, ones, 1)
     run(weights_launch, left, right, target, (starts, counts, pair if slots else None, slots), sums, ones)
     return out, sums
-
-
-def _fill(ones: torch.Tensor) -> None:
-    ones.fill_(1)
 
 
 def dense(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -22,7 +22,7 @@ from swiglu_kernels.ops.experts.hopper_experts import GROUP, ROWS, STAGES, WIDE,
 from swiglu_kernels.ops.experts.routing import Routing, gather
 from swiglu_kernels.ops.fp8.portable_codes import lines_of
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.runtime.backend import multiprocessors, triton
+from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.shortcuts.plan import run
 
@@ -140,29 +140,19 @@ def _launch(
     (pairs, a_scales), (of_weights, w_scales), (starts, counts, pair, slots) = a, w, routed
     *matrix, each, _ = flat(of_weights)
     rest = form == "gate_up" and not interleaved
-    named: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
+    arguments: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
     for name in ("out", "pre"):
-        if (tensor := named[name]) is not None:
-            named[name] = block_descriptor(tensor, BLOCK, PART)
-    width = WIDE // 2 if form == "gate_up" else WIDE
-    experts = counts.shape[0]
-    numbers = formula.arguments()
-    return Launch(
-        kernel=_experts_fp8_kernel,
-        grid=(min(pairs.shape[0] // ROWS * -(-columns // width), multiprocessors(pairs.device)),),
-        arguments={"a": block_descriptor(pairs, BLOCK, BLOCK), "b": block_descriptor(of_weights, BLOCK, BLOCK, *matrix)}
-        | {"b_rest": block_descriptor(of_weights, PART, BLOCK, *matrix) if rest else None}
-        | named
-        | {"pair": pair, "a_scales": a_scales, "w_scales": w_scales, "starts": starts, "counts": counts}
-        | {"experts": experts, "N": columns, "K": pairs.shape[1], "P": pairs.shape[0]}
-        | {"expert_rows": each, "slots": slots}
-        | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
-        | {"STAGES": STAGES, "GROUP": GROUP, "FORM": form, "INTERLEAVED": interleaved}
-        | {"EXPERTS": max(32, triton.next_power_of_2(experts))},
-        num_warps=CONSUMER_WARPS,
-        num_stages=STAGES,
-        traps=buffers.lost("ops/experts/hopper_fp8_experts.py"),
-    )
+        if (tensor := arguments[name]) is not None:
+            arguments[name] = block_descriptor(tensor, BLOCK, PART)
+    width, experts = WIDE // 2 if form == "gate_up" else WIDE, counts.shape[0]
+    arguments |= {"a": block_descriptor(pairs, BLOCK, BLOCK), "b": block_descriptor(of_weights, BLOCK, BLOCK, *matrix)}
+    arguments |= {"b_rest": block_descriptor(of_weights, PART, BLOCK, *matrix) if rest else None, "pair": pair}
+    arguments |= {"a_scales": a_scales, "w_scales": w_scales, "starts": starts, "counts": counts, "experts": experts}
+    arguments |= {"N": columns, "K": pairs.shape[1], "P": pairs.shape[0], "expert_rows": each, "slots": slots}
+    arguments |= {"STAGES": STAGES, "GROUP": GROUP, "FORM": form} | hopper_experts.gating(formula, interleaved, experts)
+    grid = (min(pairs.shape[0] // ROWS * -(-columns // width), multiprocessors(pairs.device)),)
+    traps = buffers.lost("ops/experts/hopper_fp8_experts.py")
+    return Launch(_experts_fp8_kernel, grid, arguments, CONSUMER_WARPS, STAGES, traps=traps)
 
 
 def gate_up_launch(

@@ -651,7 +651,7 @@ def down_of_codes(
     h: Quantised, w_down: Quantised, routing: Routing, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """`down` of operands in fp8; y is in `dtype`."""
-    return _rows_times(h.codes, w_down.codes, routing, bias, "experts-down", (h.scales, w_down.scales), dtype)
+    return down(h.codes, w_down.codes, routing, bias, scales=(h.scales, w_down.scales), dtype=dtype)
 
 
 def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -661,26 +661,20 @@ def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tenso
     return dots
 
 
-def _rows_times(
-    a: torch.Tensor, w: torch.Tensor, routing: Routing, bias: torch.Tensor | None, kernel: str,
-    scales: Scales = NO_SCALES, dtype: torch.dtype | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    if out is None:
-        out = a.new_empty((a.shape[0], w.shape[1]), dtype=dtype)
-    run(rows_launch, a, w, out, routing.pair, routing.tile_expert, bias, None, kernel, scales)
-    return out
-
-
 def down(
-    h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
-    return _rows_times(h, w_down, routing, bias, "experts-down", out=out)
+    h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor | None = None,
+    kernel: str = "experts-down", scales: Scales = NO_SCALES, dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return y [P, H] = h w_down[expert]^T + bias[expert]; kernel and scales as of `rows_launch`, dtype that of y."""
+    if out is None:
+        out = h.new_empty((h.shape[0], w_down.shape[1]), dtype=dtype)
+    run(rows_launch, h, w_down, out, routing.pair, routing.tile_expert, bias, None, kernel, scales)
+    return out
 
 
 def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Return d_pre w_gate_up[expert], [P, H]."""
-    return _rows_times(d_pre, w_gate_up.mT, routing, None, "experts-input-grad")
+    return down(d_pre, w_gate_up.mT, routing, None, kernel="experts-input-grad")
 
 
 def down_backward(
