@@ -76,15 +76,15 @@ class SwiGLUParallel(ParallelStyle):
         assert isinstance(module, modules.FusedModule)
         if isinstance(module, modules.FusedSwiGLUPackedMLP):
             _part(module)
-
-        def shard(name: str, weight: Placement, bias: Placement) -> None:
-            for kind, placement in (("weight", weight), ("bias", bias)):
-                _shard(self, getattr(module, name), kind, device_mesh, placement)
-
-        shard("gate_proj", Shard(0), Shard(0))
-        shard("up_proj", Shard(0), Shard(0))
-        if not isinstance(module, modules.FusedSwiGLU):
-            shard("down_proj", Shard(1), Replicate())
+        rows = Shard(0)
+        for name, weight, bias in (
+            ("gate_proj", rows, rows),
+            ("up_proj", rows, rows),
+            ("down_proj", Shard(1), Replicate()),
+        ):
+            if hasattr(module, name):
+                _shard(self, getattr(module, name), "weight", device_mesh, weight)
+                _shard(self, getattr(module, name), "bias", device_mesh, bias)
         module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output, self.overlap)
         return module
 
@@ -111,9 +111,8 @@ class SwiGLUExpertsParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         name = type(module).__name__
         if not (is_set(module) or isinstance(module, modules.FusedSwiGLUExperts)):
-            raise TypeError(
-                f"SwiGLUExpertsParallel: expected experts that patch_model has set to its kernels, got {name}"
-            )
+            expected = "experts that patch_model has set to its kernels"
+            raise TypeError(f"SwiGLUExpertsParallel: expected {expected}, got {name}")
         _check_whole(module, device_mesh, getattr(module, "expert_parallel", None))
         _check_divides(name, "a number of experts", module.get_parameter("down_proj").shape[0], device_mesh)
         for path in [path for path, _ in module.named_parameters(recurse=False)]:
@@ -139,10 +138,8 @@ def _check_whole(module: nn.Module, mesh: DeviceMesh, split: object) -> None:
         raise ValueError(f"{name}: expected a mesh of one dimension, as mesh['tp'] is, got {mesh.ndim}")
     for path, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter:
-            raise TypeError(
-                f"{path}: expected a plain torch.nn.Parameter, got a {type(parameter).__name__}; "
-                "parallelize first, then fully_shard"
-            )
+            got = f"{type(parameter).__name__}; parallelize first, then fully_shard"
+            raise TypeError(f"{path}: expected a plain torch.nn.Parameter, got a {got}")
 
 
 def _check_divides(name: str, what: str, size: int, mesh: DeviceMesh) -> None:

@@ -414,10 +414,9 @@ def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], option
             yield f"{where}: its activation has parameters or buffers"
     if _gate(module, layout) is None:
         own = getattr(activation, "__name__", type(activation).__name__)
-        named = f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
-        what = (
-            named if where is None else f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
-        )
+        what = f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
+        if where is None:
+            what = f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
         yield f"{what}, and its forward shows none of the kernels' gates"
     gated, down = [linears[name].weight for name in layout.gated], linears[layout.down].weight
     if options.recipe:
@@ -464,9 +463,8 @@ def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
     if first.is_meta:
         return "the self-check needs weights, but these are on the meta device; load them first, or name it in classes"
     # Each rounds h, gate and up on its way, and both sum in fp32, in any order.
-    rounding = (
-        2**-10 if first.dtype == torch.float32 and float32_dot_precision() == "tf32" else torch.finfo(first.dtype).eps
-    )
+    in_tf32 = first.dtype == torch.float32 and float32_dot_precision() == "tf32"
+    rounding = 2**-10 if in_tf32 else torch.finfo(first.dtype).eps
     tolerance = 2 * rounding + sum(down.shape) ** 0.5 * 2**-22
     cuda = [first.device] if first.device.type == "cuda" else []
     with torch.no_grad(), torch.autocast(first.device.type, enabled=False), torch.random.fork_rng(cuda):

@@ -195,9 +195,8 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         if (size := code_bytes(lines)) > CODE_BYTES:
             raise RuntimeError(f"it has {size} bytes of instructions, where {CODE_BYTES} stay in their cache")
         if (needed := allocated_bytes(compiled.asm["ttgir"])) > shared_bytes:
-            raise RuntimeError(
-                f"its buffers overlap: they take {needed} bytes of shared memory, and it has {shared_bytes}"
-            )
+            taken = f"they take {needed} bytes of shared memory, and it has {shared_bytes}"
+            raise RuntimeError(f"its buffers overlap: {taken}")
         if one_by_one(lines):
             raise RuntimeError("ptxas has serialised its wgmmas, ptxas --verbose says why")
         wgmmas, times = moved(lines)
@@ -293,9 +292,7 @@ def main(arguments: list[str] | None = None) -> None:
         spilling = sum(kernel.stack_bytes > FEW_BYTES for kernel in reports)
         compiler = f"Triton {triton.__version__}"
         print(f"{compiler}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes")
-    excessive = [
-        kernel.kernel for kernel in reports if kernel.stack_bytes > allowed_spill(kernel.kernel, kernel.capability)
-    ]
+    excessive = [each.kernel for each in reports if each.stack_bytes > allowed_spill(each.kernel, each.capability)]
     if covered and excessive:
         sys.exit(f"Error: these spill more registers than they may: {'; '.join(excessive)}")
 

@@ -45,9 +45,8 @@ def unpack(precision: str, w_gate_up: Any, w_down: Any) -> tuple[Any, Any, torch
     if not quantised:
         return w_gate_up, w_down, None, None
     if len(quantised) == 1 or precision == "bf16":
-        raise ValueError(
-            f"{quantised[0]}: expected both weights quantised, and precision='fp8-rowwise', or both as they are"
-        )
+        expected = "both weights quantised, and precision='fp8-rowwise', or both as they are"
+        raise ValueError(f"{quantised[0]}: expected {expected}")
     for name, pair in pairs.items():
         codes, scales = pair if len(pair) == 2 else (None, None)
         if not (
