@@ -135,9 +135,7 @@ def _experts(
     routing, made, tokens = route(index, w_gate_up.shape[0], tile_rows), None, None
     if "fp8" in precision:
         of_weights = fp8_experts.weights_of((w_gate_up, w_down), (s_gate_up, s_down), precision.endswith(SUFFIX))
-        y, pre = fp8_experts.products(
-            x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, keep, backend
-        )  # fmt: skip
+        y, pre = fp8_experts.products(x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, keep, backend)
     else:
         kernels, stores = KERNELS[backend], (True, keep)
         rows, early, late = kernels.gather(x, routing), routing, routing
@@ -398,9 +396,7 @@ def _first_call(
     multiplied: tuple[torch.Tensor, torch.Tensor] = (gate_up, down)
     if in_fp8 and not with_grad:
         multiplied = fp8_experts.like_codes(rows, *multiplied)
-    backend, tile_rows, _ = choice.kernels_for(
-        index, rows, multiplied, activation, with_grad, in_fp8, backend
-    )  # fmt: skip
+    backend, tile_rows, _ = choice.kernels_for(index, rows, multiplied, activation, with_grad, in_fp8, backend)
     keep = with_grad and not recompute
     operands = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous(), s_gate_up, s_down)
     keep_y = in_fp8 and keep and weights.requires_grad
