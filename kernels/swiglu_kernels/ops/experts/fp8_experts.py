@@ -26,8 +26,6 @@ from swiglu_kernels.runtime.checks import check_option, check_tensor
 
 PRECISIONS = ("bf16", "fp8-rowwise")
 """Of the operands of the forward's products; with "bf16" they stay as they are."""
-
-
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_fp8_experts}
 """By what `backend` calls them: of both products, with the same functions."""
 

@@ -13,6 +13,7 @@ Measured on an H200: NOTES.md, "Experts by rows".
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.hopper import buffers
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
@@ -26,7 +27,7 @@ from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.shortcuts.plan import run
 
-Codes = tuple[torch.Tensor, torch.Tensor]
+Codes = tuple[Tensor, Tensor]
 """Codes in pairs, of the output's 16-bit dtype with half as many columns, and scales as `Quantised` has them."""
 
 if GLUON_MISSING is None:
@@ -134,7 +135,7 @@ if GLUON_MISSING is None:
 
 
 def _launch(
-    form: str, a: Codes, w: Codes, outs: dict[str, torch.Tensor | None], routed: Routed, columns: int,
+    form: str, a: Codes, w: Codes, outs: dict[str, Tensor | None], routed: Routed, columns: int,
     formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     (pairs, a_scales), (of_weights, w_scales), (starts, counts, pair, slots) = a, w, routed
@@ -156,8 +157,8 @@ def _launch(
 
 
 def gate_up_launch(
-    x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
-    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
+    x: Codes, w_gate_up: Codes, h: Tensor, pre: Tensor | None, routed: Routed,
+    bias: Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes h [P, N], and pre [P, 2 N] where it is kept; as `hopper_experts` has it.
 
@@ -167,9 +168,7 @@ def gate_up_launch(
     return _launch("gate_up", x, w_gate_up, outs, routed, h.shape[1], formula, interleaved)
 
 
-def rows_launch(
-    a: Codes, w: Codes, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, bias: torch.Tensor | None = None
-) -> Launch:
+def rows_launch(a: Codes, w: Codes, out: Tensor, starts: Tensor, counts: Tensor, bias: Tensor | None = None) -> Launch:
     """Describe the launch that writes out [P, N]: sorted rows [P, K / 2] with scales [P] times their experts' weights.
 
     The weights are [E, N, K / 2] and [E, N], contiguous, as bias [E, N] is.
@@ -178,9 +177,9 @@ def rows_launch(
 
 
 def gate_up_of_codes(
-    x: Codes, w_gate_up: Codes, routing: Routing, bias: torch.Tensor | None, formula: Formula, interleaved: bool,
+    x: Codes, w_gate_up: Codes, routing: Routing, bias: Tensor | None, formula: Formula, interleaved: bool,
     dtype: torch.dtype, store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
     rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
     pairs = x[0].view(dtype)
@@ -193,9 +192,7 @@ def gate_up_of_codes(
     return h, pre
 
 
-def down_of_codes(
-    h: Codes, w_down: Codes, routing: Routing, bias: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
+def down_of_codes(h: Codes, w_down: Codes, routing: Routing, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return y [P, H] of codes [P, I] and [E, H, I]."""
     y = h[1].new_empty((h[0].shape[0], w_down[0].shape[1]), dtype=dtype)
     pairs, weights = (h[0].view(dtype), h[1]), (hopper_experts.aligned(w_down[0].view(dtype)), w_down[1])
