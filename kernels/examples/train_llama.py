@@ -84,8 +84,7 @@ def main() -> None:
 
     def run(seed: int, change: Callable[[LlamaForCausalLM], object] | None = None) -> list[float]:
         model = model_of(seed, device)
-        report = change(model) if change is not None else None
-        if report is not None:
+        if change is not None and (report := change(model)) is not None:
             print(report)
         return train(model, text, options.steps, options.batch, dtype)
 

@@ -123,8 +123,7 @@ class SwiGLUExpertsParallel(ParallelStyle):
 
 def _shard(style: ParallelStyle, owner: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
     """Put a DTensor in the place of a module's parameter, where there is one."""
-    parameter = getattr(owner, name)
-    if parameter is not None:
+    if (parameter := getattr(owner, name)) is not None:
         shards = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=style.src_data_rank)
         setattr(owner, name, nn.Parameter(shards, requires_grad=parameter.requires_grad))
 
@@ -156,8 +155,7 @@ def _check(module: nn.Module, mesh: DeviceMesh) -> None:
     packed = isinstance(module, modules.FusedSwiGLUPackedMLP)
     first = "gate_up_proj" if packed else "gate_proj"
     for path in (first, "up_proj", "down_proj"):
-        reason = modules.why_not_plain(getattr(module, path)) if hasattr(module, path) else None
-        if reason is not None:
+        if hasattr(module, path) and (reason := modules.why_not_plain(getattr(module, path))) is not None:
             raise TypeError(f"{path}: expected a plain torch.nn.Linear, but {reason}")
     intermediate = getattr(module, first).out_features // (2 if packed else 1)
     _check_divides(first, "an intermediate size", intermediate, mesh)
@@ -170,8 +168,7 @@ def _part(module: modules.FusedSwiGLUPackedMLP) -> None:
     for number, name in enumerate(("gate_proj", "up_proj")):
         linear = nn.Linear(packed.in_features, packed.out_features // 2, bias=packed.bias is not None, device="meta")
         for kind in ("weight", "bias"):
-            both = getattr(packed, kind)
-            if both is not None:
+            if (both := getattr(packed, kind)) is not None:
                 half = both.detach().chunk(2)[number].clone()
                 setattr(linear, kind, nn.Parameter(half, requires_grad=both.requires_grad))
         setattr(module, name, linear)

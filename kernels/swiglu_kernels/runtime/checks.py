@@ -184,9 +184,7 @@ def check_chunk(value: object) -> int:
 
 def refuse_tangents(*operands: torch.Tensor) -> None:
     """Raise under forward-mode differentiation: a custom operator would drop the tangents and say nothing."""
-    if not tangents_possible():
-        return
-    if backend_for(operands[0]) == "torch":
+    if not tangents_possible() or backend_for(operands[0]) == "torch":
         return  # the reference is PyTorch's own, and differentiable either way
     if any(forward_ad.unpack_dual(operand).tangent is not None for operand in operands):
         raise RuntimeError(

@@ -45,7 +45,8 @@ class LayerTensors:
     routing: Any = None
 
     def __init__(self, shapes: dict[str, Shape], make: Make, **more: Any) -> None:
-        self._shapes, self._make = shapes, make
+        self._shapes = {name: shape for names, shape in shapes.items() for name in names.split()}
+        self._make = make
         vars(self).update(more)
 
     def __getattr__(self, name: str) -> Any:
@@ -79,13 +80,12 @@ class LayerTensors:
 
 
 def dense_shapes(tokens: int, hidden: int, intermediate: int) -> dict[str, Shape]:
-    """Return the shapes of the tensors of a dense block; `sums` is fp32."""
-    names: dict[str, Shape] = {
+    """Return the shapes of the tensors of a dense block, by all names that have one; `sums` is fp32."""
+    return {
         "x d_out dx sums": (tokens, hidden), "w_gate w_up d_w_gate d_w_up": (intermediate, hidden),
         "z gate up dz h_made kept_gate kept_up d_gate d_up": (tokens, intermediate),
         "w_down d_w_down": (hidden, intermediate), "bias_gate bias_up": (intermediate,),
     }  # fmt: skip
-    return {name: shape for of_these, shape in names.items() for name in of_these.split()}
 
 
 PAIRS = {
@@ -200,14 +200,13 @@ def mixture(
 ) -> LayerTensors:
     """Return the tensors of a mixture of experts, hidden and intermediate size `sizes`, for its routing."""
     (experts, hidden, intermediate), (tokens, slots), rows = sizes, index.shape, routing.pair.shape[0]
-    names: dict[str, Shape] = {
+    shapes: dict[str, Shape] = {
         "x d_out": (tokens, hidden), "weights": (tokens, slots), "h wh h_made": (rows, intermediate),
         "pre d_pre pre_made": (rows, 2 * intermediate), "y_made": (rows, hidden),
         "w_gate_up d_w_gate_up": (experts, 2 * intermediate, hidden),
         "w_down d_w_down": (experts, hidden, intermediate),
         "b_gate_up": (experts, 2 * intermediate), "b_down": (experts, hidden),
     }  # fmt: skip
-    shapes = {name: shape for of_these, shape in names.items() for name in of_these.split()}
     return LayerTensors(shapes, make, routing=routing, pair=routing.pair, tile_expert=routing.tile_expert, **more)
 
 
