@@ -76,13 +76,9 @@ class SwiGLUParallel(ParallelStyle):
         assert isinstance(module, modules.FusedModule)
         if isinstance(module, modules.FusedSwiGLUPackedMLP):
             _part(module)
-        rows = Shard(0)
-        for name, weight, bias in (
-            ("gate_proj", rows, rows),
-            ("up_proj", rows, rows),
-            ("down_proj", Shard(1), Replicate()),
-        ):
+        for name in ("gate_proj", "up_proj", "down_proj"):
             if hasattr(module, name):
+                weight, bias = (Shard(1), Replicate()) if name == "down_proj" else (Shard(0), Shard(0))
                 _shard(self, getattr(module, name), "weight", device_mesh, weight)
                 _shard(self, getattr(module, name), "bias", device_mesh, bias)
         module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output, self.overlap)
