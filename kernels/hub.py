@@ -84,8 +84,7 @@ def relative(text: str, depth: int) -> str:
     dots = "." * (depth + 1)
     text = re.sub(rf"^(\s*)from {PACKAGE}\.([\w.]+) import ", rf"\1from {dots}\2 import ", text, flags=re.M)
     text = re.sub(rf"^(\s*)from {PACKAGE} import ", rf"\1from {dots} import ", text, flags=re.M)
-    left = re.search(rf"^\s*(import|from) {PACKAGE}\b.*", text, flags=re.M)
-    if left:
+    if left := re.search(rf"^\s*(import|from) {PACKAGE}\b.*", text, flags=re.M):
         raise ValueError(f"{left[0].strip()!r} has no relative form; write 'from {PACKAGE}... import ...'")
     return text
 

@@ -36,14 +36,8 @@ def corpus(length: int) -> Tensor:
 def model_of(seed: int, device: torch.device) -> LlamaForCausalLM:
     """A two-layer Llama over bytes."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        max_position_embeddings=CONTEXT,
-    )
+    sizes = {"vocab_size": 256, "hidden_size": 512, "intermediate_size": 1376, "max_position_embeddings": CONTEXT}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=8)
     return LlamaForCausalLM(config).to(device)
 
 
@@ -90,8 +84,7 @@ def main() -> None:
 
     def run(seed: int, change: Callable[[LlamaForCausalLM], object] | None = None) -> list[float]:
         model = model_of(seed, device)
-        report = change(model) if change is not None else None
-        if report is not None:
+        if change is not None and (report := change(model)) is not None:
             print(report)
         return train(model, text, options.steps, options.batch, dtype)
 

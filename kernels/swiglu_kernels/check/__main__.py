@@ -26,8 +26,7 @@ def main() -> None:
     if options.run or options.time:
         from swiglu_kernels.check import trial
 
-        device = torch.device(options.device)
-        device = torch.device("cuda", device.index or 0)
+        device = torch.device("cuda", torch.device(options.device).index or 0)
         for kernel in [options.run] if options.run else options.time:
             found = trial.run(kernel, device) if options.run else {"kernel": kernel} | trial.timed(kernel, device)
             print(json.dumps(found), flush=True)

@@ -41,8 +41,7 @@ def run(kernel: str, device: torch.device) -> dict[str, Any]:
         with allocated_as_nan():
             outcomes = [outcome for case in by_hand_cases(kernel, device, [DTYPE], few=True) for outcome in case()]
         found = {"launches": len(outcomes), "roundings": max(outcome.roundings for outcome in outcomes), "refused": ""}
-        wrong = [outcome for outcome in outcomes if not outcome.right]
-        if wrong:
+        if wrong := [outcome for outcome in outcomes if not outcome.right]:
             numbers = (outcome.roundings for outcome in wrong if outcome.roundings == outcome.roundings)  # no NaN
             found["roundings"] = max(numbers, default=0.0)
             reason = wrong[0].reason or f"{wrong[0].roundings:.1f} roundings off"

@@ -19,8 +19,6 @@ from swiglu_kernels.nn.modules import why_not_plain
 from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.ops.mlp.operation import swiglu_mlp
 
-_NAMES = tuple(PLAIN.options)
-
 
 class SwiGLUMLP(nn.Module):
     """down_proj(act_fn(gate_proj(x)) * up_proj(x)), with the limits that the module has: Llama, Gemma, DeepSeek-V4."""
@@ -66,7 +64,7 @@ def _gate(module: nn.Module) -> dict[str, Any]:
     options = _options_of(module)
     if options is None:
         raise ValueError(f"{type(module).__name__}: its forward shows none of the gates that swiglu_kernels has")
-    return dict(zip(_NAMES, options, strict=True))
+    return dict(zip(PLAIN.options, options, strict=True))
 
 
 @once_for_a_module

@@ -87,12 +87,9 @@ def why_not_plain(linear: nn.Module) -> str | None:
 
 def _plain(owner: nn.Module, name: str) -> nn.Linear:
     linear = getattr(owner, name)
-    reason = why_not_plain(linear)
-    if reason is not None:
-        raise TypeError(
-            f"{name}: expected a plain torch.nn.Linear, but {reason}; "
-            f"put hooks, adapters and sharding on the whole {type(owner).__name__}, or unpatch the model"
-        )
+    if (reason := why_not_plain(linear)) is not None:
+        advice = f"put hooks, adapters and sharding on the whole {type(owner).__name__}, or unpatch the model"
+        raise TypeError(f"{name}: expected a plain torch.nn.Linear, but {reason}; {advice}")
     assert isinstance(linear, nn.Linear)
     return linear
 
@@ -126,9 +123,8 @@ class KeepsCodes:
             ValueError: precision is "bf16".
         """
         if self._recipe is None:
-            raise ValueError(
-                "keep_codes: expected a module with precision='fp8-rowwise' or 'fp8-blockwise', got 'bf16'"
-            )
+            expected = "a module with precision='fp8-rowwise' or 'fp8-blockwise'"
+            raise ValueError(f"keep_codes: expected {expected}, got 'bf16'")
         if self._codes is not None:
             self._codes.clear()
         self._codes = KeptCodes() if keep else None
@@ -200,9 +196,8 @@ class FusedModule(KeepsCodes, nn.Module):
             check_like(f"{name}.weight", weight, first, weights[0])
         in_features = weights[0].shape[1]  # as nn.Linear, which reads its own in_features for its name alone
         if tensor.dim() == 0 or tensor.shape[-1] != in_features:
-            raise ValueError(
-                f"x: expected [..., {in_features}], the in_features of {names[0]}, got {tuple(tensor.shape)}"
-            )
+            expected = f"[..., {in_features}], the in_features of {names[0]}"
+            raise ValueError(f"x: expected {expected}, got {tuple(tensor.shape)}")
         return tensor, weights, biases
 
     def _mlp(self, x: object) -> torch.Tensor:

@@ -76,15 +76,11 @@ class SwiGLUParallel(ParallelStyle):
         assert isinstance(module, modules.FusedModule)
         if isinstance(module, modules.FusedSwiGLUPackedMLP):
             _part(module)
-
-        def shard(name: str, weight: Placement, bias: Placement) -> None:
-            for kind, placement in (("weight", weight), ("bias", bias)):
-                _shard(self, getattr(module, name), kind, device_mesh, placement)
-
-        shard("gate_proj", Shard(0), Shard(0))
-        shard("up_proj", Shard(0), Shard(0))
-        if not isinstance(module, modules.FusedSwiGLU):
-            shard("down_proj", Shard(1), Replicate())
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            if hasattr(module, name):
+                weight, bias = (Shard(1), Replicate()) if name == "down_proj" else (Shard(0), Shard(0))
+                _shard(self, getattr(module, name), "weight", device_mesh, weight)
+                _shard(self, getattr(module, name), "bias", device_mesh, bias)
         module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output, self.overlap)
         return module
 
@@ -111,9 +107,8 @@ class SwiGLUExpertsParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         name = type(module).__name__
         if not (is_set(module) or isinstance(module, modules.FusedSwiGLUExperts)):
-            raise TypeError(
-                f"SwiGLUExpertsParallel: expected experts that patch_model has set to its kernels, got {name}"
-            )
+            expected = "experts that patch_model has set to its kernels"
+            raise TypeError(f"SwiGLUExpertsParallel: expected {expected}, got {name}")
         _check_whole(module, device_mesh, getattr(module, "expert_parallel", None))
         _check_divides(name, "a number of experts", module.get_parameter("down_proj").shape[0], device_mesh)
         for path in [path for path, _ in module.named_parameters(recurse=False)]:
@@ -124,8 +119,7 @@ class SwiGLUExpertsParallel(ParallelStyle):
 
 def _shard(style: ParallelStyle, owner: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
     """Put a DTensor in the place of a module's parameter, where there is one."""
-    parameter = getattr(owner, name)
-    if parameter is not None:
+    if (parameter := getattr(owner, name)) is not None:
         shards = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=style.src_data_rank)
         setattr(owner, name, nn.Parameter(shards, requires_grad=parameter.requires_grad))
 
@@ -139,10 +133,8 @@ def _check_whole(module: nn.Module, mesh: DeviceMesh, split: object) -> None:
         raise ValueError(f"{name}: expected a mesh of one dimension, as mesh['tp'] is, got {mesh.ndim}")
     for path, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter:
-            raise TypeError(
-                f"{path}: expected a plain torch.nn.Parameter, got a {type(parameter).__name__}; "
-                "parallelize first, then fully_shard"
-            )
+            got = f"{type(parameter).__name__}; parallelize first, then fully_shard"
+            raise TypeError(f"{path}: expected a plain torch.nn.Parameter, got a {got}")
 
 
 def _check_divides(name: str, what: str, size: int, mesh: DeviceMesh) -> None:
@@ -159,8 +151,7 @@ def _check(module: nn.Module, mesh: DeviceMesh) -> None:
     packed = isinstance(module, modules.FusedSwiGLUPackedMLP)
     first = "gate_up_proj" if packed else "gate_proj"
     for path in (first, "up_proj", "down_proj"):
-        reason = modules.why_not_plain(getattr(module, path)) if hasattr(module, path) else None
-        if reason is not None:
+        if hasattr(module, path) and (reason := modules.why_not_plain(getattr(module, path))) is not None:
             raise TypeError(f"{path}: expected a plain torch.nn.Linear, but {reason}")
     intermediate = getattr(module, first).out_features // (2 if packed else 1)
     _check_divides(first, "an intermediate size", intermediate, mesh)
@@ -173,8 +164,7 @@ def _part(module: modules.FusedSwiGLUPackedMLP) -> None:
     for number, name in enumerate(("gate_proj", "up_proj")):
         linear = nn.Linear(packed.in_features, packed.out_features // 2, bias=packed.bias is not None, device="meta")
         for kind in ("weight", "bias"):
-            both = getattr(packed, kind)
-            if both is not None:
+            if (both := getattr(packed, kind)) is not None:
                 half = both.detach().chunk(2)[number].clone()
                 setattr(linear, kind, nn.Parameter(half, requires_grad=both.requires_grad))
         setattr(module, name, linear)

@@ -59,7 +59,6 @@ CHECK_REACH = (1.0, 10.0, 100.0)
 """Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
 _STOCK_EXPERTS = "_experts_implementation_before_patch"
-_KINDS = ("forward", "step")
 _CODES = "_codes"
 """Where a module has its `KeptCodes`."""
 _OWN_ATTRIBUTES = frozenset({"options", "gate_options", "tensor_parallel", _STOCK_CLASS, _CODES})
@@ -195,7 +194,7 @@ def _why_not_paying(patched: dict[str, Any], options: modules.Options, tokens: i
                 found.setdefault(f"does not pay in a forward with {rows:.0f} rows for each expert", []).append(path)
             continue
         sizes = tuple(module.down_proj.weight.shape)
-        for kind in _KINDS:
+        for kind in ("forward", "step"):
             least = pays_from(options.recipe, kind == "step", *sizes)
             if least is None or tokens < least:
                 where = where_it_pays(options.recipe, kind == "step", *sizes)
@@ -256,20 +255,17 @@ def _why_not_experts(module: Any, options: modules.Options) -> str | None:
         return f"it already has {_implementation(module)}"
     if options.weight_grad == "none":
         return "weight_grad='none' is not for experts: freeze their parameters with requires_grad_(False)"
-    if options.recipe and (reason := _why_not_experts_in_fp8(module, options.precision)) is not None:
-        return reason
+    if options.recipe:
+        if options.precision not in fp8_experts.PRECISIONS:
+            return f"precision={options.precision!r} is not for experts"
+        weights, depth = (module.gate_up_proj, module.down_proj), 1 if module.is_transposed else 2
+        if reason := _why_not_in_fp8("its weights are", weights[0], *(weight.shape[depth] for weight in weights)):
+            return reason
     for name, weight in module.named_parameters(recurse=False):
         if type(weight) is not nn.Parameter or weight.dtype not in KERNEL_DTYPES:
             return f"{name} is a {type(weight).__name__} of {weight.dtype}, not a plain one of the kernels' dtypes"
     gate = gate_of(module)
     return gate if isinstance(gate, str) else None
-
-
-def _why_not_experts_in_fp8(module: Any, precision: str) -> str | None:
-    if precision not in fp8_experts.PRECISIONS:
-        return f"precision={precision!r} is not for experts"
-    weights, depth = (module.gate_up_proj, module.down_proj), 1 if module.is_transposed else 2
-    return _why_not_in_fp8("its weights are", weights[0], *(weight.shape[depth] for weight in weights))
 
 
 def _why_not_in_fp8(whose: str, weight: torch.Tensor, *sizes: int) -> str | None:
@@ -292,8 +288,7 @@ def unpatch(model: nn.Module) -> PatchReport:
     _check_model(model)
     changed, left_alone = [], []
     for _, owner in [named for named in model.named_modules() if _STOCK_EXPERTS in named[1].__dict__]:
-        split = [each for each in owner.named_modules() if getattr(each[1], "expert_parallel", None)]
-        if split:
+        if split := [each for each in owner.named_modules() if getattr(each[1], "expert_parallel", None)]:
             reason = "its other implementations do not know that its experts are split over ranks"
             left_alone += [LeftAlone(path, type(module).__name__, reason) for path, module in split]
             continue
@@ -331,8 +326,7 @@ def _check_model(model: object) -> None:
 def _check_classes(classes: Collection[str], candidates: list[nn.Module]) -> None:
     """Raise where a name is that of no candidate, of no class above it, and of none that was patched."""
     kinds = {module.__dict__.get(_STOCK_CLASS, type(module)) for module in candidates}
-    absent = sorted(set(classes) - {base.__name__ for kind in kinds for base in kind.__mro__})
-    if absent:
+    if absent := sorted(set(classes) - {base.__name__ for kind in kinds for base in kind.__mro__}):
         found = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no MLP at all"
         raise ValueError(f"classes: no MLP of the model is of class {', '.join(absent)}; the model has {found}")
 
@@ -375,8 +369,7 @@ def _why_not_layout(module: nn.Module) -> str:
 
 def _check_fp8_devices(taken: list[nn.Module]) -> None:
     for device in {parameter.device for module in taken for parameter in module.parameters()}:
-        reason = None if device.type == "meta" else fp8.why_not(device)
-        if reason is not None:
+        if device.type != "meta" and (reason := fp8.why_not(device)) is not None:
             raise ValueError(f"precision: {reason}; patch the model where it will run, or leave precision out")
 
 
@@ -414,10 +407,9 @@ def _reasons(module: nn.Module, layout: Layout, classes: Collection[str], option
             yield f"{where}: its activation has parameters or buffers"
     if _gate(module, layout) is None:
         own = getattr(activation, "__name__", type(activation).__name__)
-        named = f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
-        what = (
-            named if where is None else f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
-        )
+        what = f"{where}: its activation is {own}, not SiLU or the tanh approximation of GELU"
+        if where is None:
+            what = f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
         yield f"{what}, and its forward shows none of the kernels' gates"
     gated, down = [linears[name].weight for name in layout.gated], linears[layout.down].weight
     if options.recipe:
@@ -464,9 +456,8 @@ def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
     if first.is_meta:
         return "the self-check needs weights, but these are on the meta device; load them first, or name it in classes"
     # Each rounds h, gate and up on its way, and both sum in fp32, in any order.
-    rounding = (
-        2**-10 if first.dtype == torch.float32 and float32_dot_precision() == "tf32" else torch.finfo(first.dtype).eps
-    )
+    in_tf32 = first.dtype == torch.float32 and float32_dot_precision() == "tf32"
+    rounding = 2**-10 if in_tf32 else torch.finfo(first.dtype).eps
     tolerance = 2 * rounding + sum(down.shape) ** 0.5 * 2**-22
     cuda = [first.device] if first.device.type == "cuda" else []
     with torch.no_grad(), torch.autocast(first.device.type, enabled=False), torch.random.fork_rng(cuda):
@@ -475,8 +466,7 @@ def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
             new = _twin(module, layout.fused, _fused_attributes(module, layout, modules.Options())).forward(x.clone())
             for training in (False, True):
                 old = _twin(module, type(module), {"training": training}).forward(x.clone())
-                reason = _difference(old, new, tolerance)
-                if reason is not None:
+                if (reason := _difference(old, new, tolerance)) is not None:
                     return f"the self-check, with training={training}: {reason}"
         except Exception as error:
             return f"the self-check: {type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -84,10 +84,8 @@ class Split:
                 raise ValueError(f"x: expected a DTensor on {self.mesh}, got one on {tensor.device_mesh}")
             dim = self._sequence_dim(tensor)
             if dim is not None and tensor.shape[dim] % self.mesh.size():
-                raise ValueError(
-                    f"x: expected a multiple of {self.mesh.size()} (the ranks) in dimension {dim}, "
-                    f"got {tuple(tensor.shape)}"
-                )
+                expected = f"a multiple of {self.mesh.size()} (the ranks) in dimension {dim}"
+                raise ValueError(f"x: expected {expected}, got {tuple(tensor.shape)}")
         else:
             tensor = DTensor.from_local(tensor, self.mesh, [self._placement(tensor)], run_check=False)
         return tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
@@ -121,9 +119,8 @@ class Split:
         if self.sequence_dim is None:
             return None
         if self.sequence_dim not in range(-tensor.dim(), tensor.dim() - 1) or self.sequence_dim == -1:
-            raise ValueError(
-                f"x: expected the sequence in dimension {self.sequence_dim}, before the last, got {tuple(tensor.shape)}"
-            )
+            expected = f"the sequence in dimension {self.sequence_dim}, before the last"
+            raise ValueError(f"x: expected {expected}, got {tuple(tensor.shape)}")
         return self.sequence_dim % tensor.dim()
 
 

@@ -104,22 +104,19 @@ def _every_variant(of_call: "Call", gradients: bool, found: dict[tuple[Any, ...]
     if backend_for(of_call[1](1)) == "torch":
         return [1]
     mine: set[tuple[Any, ...]] = set()
-    new = False
 
     def see(launch: Launch) -> None:
-        nonlocal new
         kind = kind_of(launch)
         if kind not in mine:
-            new = True
             mine.add(kind)
             found.setdefault(kind, portable_form(launch))
 
     chosen = []
     for count in _counts():
-        new = False
+        known = len(mine)
         with plan.surveyed(see):
             _make(of_call, count, gradients)
-        if new:
+        if len(mine) > known:
             chosen.append(count)
     return chosen
 

@@ -34,14 +34,10 @@ class _NoTriton:
         return function or (lambda function: function)
 
 
-def _import_triton() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("triton"), importlib.import_module("triton.language")
-    except ImportError:
-        return _NoTriton, _NoTriton
-
-
-triton, tl = _import_triton()
+triton: Any = _NoTriton
+tl: Any = _NoTriton
+with contextlib.suppress(ImportError):
+    triton, tl = importlib.import_module("triton"), importlib.import_module("triton.language")
 TRITON_AVAILABLE = triton is not _NoTriton
 # Triton binds every kernel to the interpreter or to the compiler when it is decorated, hence once, at import.
 INTERPRETING = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)

@@ -81,10 +81,8 @@ def check_glu(x: object, w_gate: object, w_up: object) -> tuple[torch.Tensor, to
     if gate_tensor.dim() != 2:
         raise ValueError(f"w_gate: expected two dimensions, [intermediate, hidden], got {tuple(gate_tensor.shape)}")
     if gate_tensor.shape[1] != x_tensor.shape[-1]:
-        raise ValueError(
-            f"w_gate: expected [intermediate, {x_tensor.shape[-1]}] to match the last dimension of x, "
-            f"got {tuple(gate_tensor.shape)}"
-        )
+        expected = f"[intermediate, {x_tensor.shape[-1]}] to match the last dimension of x"
+        raise ValueError(f"w_gate: expected {expected}, got {tuple(gate_tensor.shape)}")
     check_shape("w_up", up_tensor, gate_tensor.shape, "the shape of w_gate")
     _check_axes(x=x_tensor, w_gate=gate_tensor)
     refuse_tangents(x_tensor, gate_tensor, up_tensor)
@@ -119,10 +117,8 @@ def check_packed(x: object, w_gate_up: object, layout: str) -> tuple[torch.Tenso
     transposed = layout == "transposed"
     expected = f"[{hidden}, 2 * intermediate]" if transposed else f"[2 * intermediate, {hidden}]"
     if weight.dim() != 2 or weight.shape[0 if transposed else 1] != hidden:
-        raise ValueError(
-            f"w_gate_up: expected {expected} to match the last dimension of x and layout={layout!r}, "
-            f"got {tuple(weight.shape)}"
-        )
+        matching = f"to match the last dimension of x and layout={layout!r}"
+        raise ValueError(f"w_gate_up: expected {expected} {matching}, got {tuple(weight.shape)}")
     if weight.shape[1 if transposed else 0] % 2:
         raise ValueError(f"w_gate_up: expected {expected}, an even number of them, got {tuple(weight.shape)}")
     _check_axes(x=x_tensor, w_gate_up=weight)
@@ -134,10 +130,8 @@ def check_down(w_down: object, w_gate: torch.Tensor, x: torch.Tensor) -> torch.T
     """Check w_down [hidden_out, intermediate] against w_gate [intermediate, hidden]."""
     tensor = check_like("w_down", w_down, "x", x)
     if tensor.dim() != 2 or tensor.shape[1] != w_gate.shape[0]:
-        raise ValueError(
-            f"w_down: expected [hidden_out, {w_gate.shape[0]}] to match the first dimension of w_gate, "
-            f"got {tuple(tensor.shape)}"
-        )
+        expected = f"[hidden_out, {w_gate.shape[0]}] to match the first dimension of w_gate"
+        raise ValueError(f"w_down: expected {expected}, got {tuple(tensor.shape)}")
     _check_axes(w_down=tensor)
     return tensor
 
@@ -190,9 +184,7 @@ def check_chunk(value: object) -> int:
 
 def refuse_tangents(*operands: torch.Tensor) -> None:
     """Raise under forward-mode differentiation: a custom operator would drop the tangents and say nothing."""
-    if not tangents_possible():
-        return
-    if backend_for(operands[0]) == "torch":
+    if not tangents_possible() or backend_for(operands[0]) == "torch":
         return  # the reference is PyTorch's own, and differentiable either way
     if any(forward_ad.unpack_dual(operand).tangent is not None for operand in operands):
         raise RuntimeError(

@@ -29,10 +29,8 @@ def main_grad_of(weight: torch.Tensor) -> torch.Tensor | None:
     if main is None:
         return None
     if main.dtype != torch.float32 or (main.shape, main.stride()) != (owner.shape, owner.stride()):
-        raise ValueError(
-            f"main_grad: expected float32 {tuple(owner.shape)} with the parameter's strides, got {main.dtype} "
-            f"{tuple(main.shape)}"
-        )
+        expected = f"float32 {tuple(owner.shape)} with the parameter's strides"
+        raise ValueError(f"main_grad: expected {expected}, got {main.dtype} {tuple(main.shape)}")
     first = main.storage_offset() + weight.storage_offset() - owner.storage_offset()
     return main.as_strided(weight.shape, weight.stride(), first)
 

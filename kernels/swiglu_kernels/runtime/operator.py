@@ -171,11 +171,7 @@ def not_for_dynamo(function: Function) -> Function:
 
 def refuse_double_backward(op: Operator) -> None:
     """Register an autograd formula for a backward op that raises when its result is differentiated again."""
-
-    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-        _refuse(op)
-
-    op.register_autograd(backward)
+    op.register_autograd(lambda ctx, *gradients: _refuse(op))
 
 
 def refuse_create_graph(op: Operator, saved_x: torch.Tensor | None) -> None:
@@ -311,10 +307,8 @@ def keeping(positions: Callable[[str, str], Sequence[int | None]]) -> Callable[.
 def check(ctx: Any, x: torch.Tensor | None, gradient: torch.Tensor) -> None:
     """Raise RuntimeError where data of another kind was put into x since the forward."""
     if x is not None and (x.shape != ctx.shape_of_x or x.dtype != gradient.dtype):
-        raise RuntimeError(
-            f"x was {tuple(ctx.shape_of_x)}, {gradient.dtype} in the forward; since then its .data became "
-            f"{tuple(x.shape)}, {x.dtype}"
-        )
+        before = f"{tuple(ctx.shape_of_x)}, {gradient.dtype} in the forward"
+        raise RuntimeError(f"x was {before}; since then its .data became {tuple(x.shape)}, {x.dtype}")
 
 
 def with_leaves(ctx: Any, saved: tuple[Any, ...]) -> list[Any]:

@@ -130,15 +130,6 @@ def _read(tool: str, option: str, cubin: bytes) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Return (registers, stack bytes) per thread, as cuobjdump reads them from a cubin."""
-    text = _read("cuobjdump", "--dump-resource-usage", cubin)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    if found is None:
-        raise RuntimeError(f"cuobjdump: expected REG and STACK in its output, got {text!r}")
-    return int(found[1]), int(found[2])
-
-
 def code_bytes(lines: list[str]) -> int:
     """Return how long a kernel's instructions are, 16 bytes for each line of assembly with an address."""
     return 16 * sum(re.match(r"\s*/\*[0-9a-f]{4,}\*/\s", line) is not None for line in lines)
@@ -183,7 +174,10 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
     from triton.experimental.gluon._runtime import GluonJITFunction
 
     compiled = compile_launch(launch, capability)
-    registers, stack_bytes = _resource_usage(compiled.asm["cubin"])
+    usage = _read("cuobjdump", "--dump-resource-usage", compiled.asm["cubin"])
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise RuntimeError(f"cuobjdump: expected REG and STACK in its output, got {usage!r}")
     shared_bytes, most = compiled.metadata.shared, SHARED_BYTES.get(capability)
     if most is not None and shared_bytes > most:
         raise RuntimeError(f"it takes {shared_bytes} bytes of shared memory, where a program may have {most}")
@@ -195,9 +189,8 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         if (size := code_bytes(lines)) > CODE_BYTES:
             raise RuntimeError(f"it has {size} bytes of instructions, where {CODE_BYTES} stay in their cache")
         if (needed := allocated_bytes(compiled.asm["ttgir"])) > shared_bytes:
-            raise RuntimeError(
-                f"its buffers overlap: they take {needed} bytes of shared memory, and it has {shared_bytes}"
-            )
+            taken = f"they take {needed} bytes of shared memory, and it has {shared_bytes}"
+            raise RuntimeError(f"its buffers overlap: {taken}")
         if one_by_one(lines):
             raise RuntimeError("ptxas has serialised its wgmmas, ptxas --verbose says why")
         wgmmas, times = moved(lines)
@@ -209,7 +202,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         "calls": len(re.findall(r"\bcall\b", ptx.split(".section")[0])),
     }  # fmt: skip
     where = f"{capability[0]}.{capability[1]}", str(dtype).removeprefix("torch."), tokens
-    return Resources(name, *where, registers, stack_bytes, shared_bytes, **counts)
+    return Resources(name, *where, int(found[1]), int(found[2]), shared_bytes, **counts)
 
 
 def _waits_first(ptx: str, may_read: bool = False) -> bool:
@@ -293,9 +286,7 @@ def main(arguments: list[str] | None = None) -> None:
         spilling = sum(kernel.stack_bytes > FEW_BYTES for kernel in reports)
         compiler = f"Triton {triton.__version__}"
         print(f"{compiler}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes")
-    excessive = [
-        kernel.kernel for kernel in reports if kernel.stack_bytes > allowed_spill(kernel.kernel, kernel.capability)
-    ]
+    excessive = [each.kernel for each in reports if each.stack_bytes > allowed_spill(each.kernel, each.capability)]
     if covered and excessive:
         sys.exit(f"Error: these spill more registers than they may: {'; '.join(excessive)}")
 

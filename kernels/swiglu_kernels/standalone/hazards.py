@@ -29,13 +29,9 @@ def dispatch_lines(source: str) -> Iterator[int]:
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef) or "jit" not in map(_name, function.decorator_list):
             continue
-        calls = [
-            node.lineno
-            for node in ast.walk(function)
-            if isinstance(node, ast.Call) and _name(node) in ("warp_specialize", "_keep_alive")
-        ]
-        if calls:
-            yield from (function.lineno, *calls)
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        if lines := [call.lineno for call in calls if _name(call) in ("warp_specialize", "_keep_alive")]:
+            yield from (function.lineno, *lines)
 
 
 def _name(node: ast.expr) -> str:
@@ -58,9 +54,8 @@ def announce() -> None:
 def unexplained(log: str) -> list[str]:
     """The hazards of a log that are not between two of the lines it announces."""
     lines = log.splitlines()
-    known = {
-        place for line in lines if line.startswith(ANNOUNCED) for place in line.removeprefix(ANNOUNCED).split(", ")
-    }
+    announced = [line.removeprefix(ANNOUNCED) for line in lines if line.startswith(ANNOUNCED)]
+    known = {place for line in announced for place in line.split(", ")}
     found, first, place = [], "", ""
     for line in lines:
         if race := _RACE.match(line):

@@ -17,15 +17,9 @@ from swiglu_kernels.ops.experts.routing import Routing, route
 from swiglu_kernels.ops.gate import operation as silu_mul
 from swiglu_kernels.ops.gate import unsloth
 from swiglu_kernels.ops.gate.formula import PLAIN
-from swiglu_kernels.ops.glu import (
-    hopper_forward,
-    hopper_products,
-    hopper_row,
-    hopper_transposed,
-    hopper_weights,
-    portable_backward,
-)
+from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed, hopper_weights
 from swiglu_kernels.ops.glu.operation import multiply_and_gate, multiply_transposed, write_weight_grads
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
 from swiglu_kernels.ops.mlp import portable_mlp
 from swiglu_kernels.ops.mlp.operation import multiply_and_gate_backward
@@ -51,7 +45,8 @@ class LayerTensors:
     routing: Any = None
 
     def __init__(self, shapes: dict[str, Shape], make: Make, **more: Any) -> None:
-        self._shapes, self._make = shapes, make
+        self._shapes = {name: shape for names, shape in shapes.items() for name in names.split()}
+        self._make = make
         vars(self).update(more)
 
     def __getattr__(self, name: str) -> Any:
@@ -85,13 +80,12 @@ class LayerTensors:
 
 
 def dense_shapes(tokens: int, hidden: int, intermediate: int) -> dict[str, Shape]:
-    """Return the shapes of the tensors of a dense block; `sums` is fp32."""
-    names: dict[str, Shape] = {
+    """Return the shapes of the tensors of a dense block, by all names that have one; `sums` is fp32."""
+    return {
         "x d_out dx sums": (tokens, hidden), "w_gate w_up d_w_gate d_w_up": (intermediate, hidden),
         "z gate up dz h_made kept_gate kept_up d_gate d_up": (tokens, intermediate),
         "w_down d_w_down": (hidden, intermediate), "bias_gate bias_up": (intermediate,),
     }  # fmt: skip
-    return {name: shape for of_these, shape in names.items() for name in of_these.split()}
 
 
 PAIRS = {
@@ -108,10 +102,10 @@ DENSE: Calls = {
     "forward": (forward_launch, "x w_gate w_up z none biases formula"),
     "forward-preact": (forward_launch, "x w_gate w_up z kept biases formula"),
     "recompute": (recompute_launch, "dz x w_gate w_up hidden_gradients biases formula"),
-    "input-grad-fused": (portable_backward.input_grad_launch, "dz gate up w_gate w_up dx formula"),
-    "input-grad": (portable_backward.input_grad_launch, "none gate up w_gate w_up dx"),
-    "weight-grad-fused": (portable_backward.weight_grad_launch, "dz gate up x d_w_gate d_w_up formula"),
-    "weight-grad": (portable_backward.weight_grad_launch, "none gate up x d_w_gate d_w_up"),
+    "input-grad-fused": (input_grad_launch, "dz gate up w_gate w_up dx formula"),
+    "input-grad": (input_grad_launch, "none gate up w_gate w_up dx"),
+    "weight-grad-fused": (weight_grad_launch, "dz gate up x d_w_gate d_w_up formula"),
+    "weight-grad": (weight_grad_launch, "none gate up x d_w_gate d_w_up"),
     "mlp-hidden-grad": (portable_mlp.down_backward_launch, "d_out w_down read d_gate d_up h_made formula"),
     "mlp-weight-grad": (portable_mlp.down_weight_grad_launch, "d_out gate d_w_down"),
     "silu_mul": (silu_mul.forward_launch, "gate up h_made"),
@@ -206,14 +200,13 @@ def mixture(
 ) -> LayerTensors:
     """Return the tensors of a mixture of experts, hidden and intermediate size `sizes`, for its routing."""
     (experts, hidden, intermediate), (tokens, slots), rows = sizes, index.shape, routing.pair.shape[0]
-    names: dict[str, Shape] = {
+    shapes: dict[str, Shape] = {
         "x d_out": (tokens, hidden), "weights": (tokens, slots), "h wh h_made": (rows, intermediate),
         "pre d_pre pre_made": (rows, 2 * intermediate), "y_made": (rows, hidden),
         "w_gate_up d_w_gate_up": (experts, 2 * intermediate, hidden),
         "w_down d_w_down": (experts, hidden, intermediate),
         "b_gate_up": (experts, 2 * intermediate), "b_down": (experts, hidden),
     }  # fmt: skip
-    shapes = {name: shape for of_these, shape in names.items() for name in of_these.split()}
     return LayerTensors(shapes, make, routing=routing, pair=routing.pair, tile_expert=routing.tile_expert, **more)
 
 

@@ -22,7 +22,8 @@ from swiglu_kernels.runtime.backend import Capability
 
 Family = Literal["hopper", "ampere"]
 Rows = list[tuple[float, "Tile"]]
-"""(most rows, tile), first fit."""
+"""(most rows, tile), first fit; of a tile the tables give rows, columns, depth, warps and stages."""
+ANY = float("inf")
 Tables = dict[Family, Rows]
 
 
@@ -44,47 +45,29 @@ TABLES: dict[str, Tables] = {
     # tokens: 128 x 128 tiles would leave a third of an H200's 132 SMs idle at 11008 columns.
     "recompute": {
         "hopper": [
-            (16, Tile(16, 32, 128, warps=4, stages=3)),
-            (64, Tile(64, 64, 64, warps=4, stages=4)),
-            (512, Tile(128, 64, 64, warps=4, stages=3)),
-            (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
+            (16, Tile(16, 32, 128, 4, 3)),
+            (64, Tile(64, 64, 64, 4, 4)),
+            (512, Tile(128, 64, 64, 4, 3)),
+            (ANY, Tile(128, 128, 64, 8, 4)),
         ],
-        "ampere": [
-            (16, Tile(16, 32, 128, warps=4, stages=3)),
-            (64, Tile(64, 64, 64, warps=4, stages=3)),
-            (float("inf"), Tile(128, 64, 32, warps=4, stages=4)),
-        ],
+        "ampere": [(16, Tile(16, 32, 128, 4, 3)), (64, Tile(64, 64, 64, 4, 3)), (ANY, Tile(128, 64, 32, 4, 4))],
     },
     # On the fly: five tensors are loaded, two accumulators. Read: two loops of one plain product, one accumulator.
     "input-grad-fused": {
-        "hopper": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
-        "ampere": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
+        "hopper": [(16, Tile(16, 32, 64, 4, 3)), (ANY, Tile(128, 128, 64, 8, 3))],
+        "ampere": [(16, Tile(16, 32, 64, 4, 3)), (ANY, Tile(128, 64, 32, 8, 3))],
     },
     "input-grad": {
-        "hopper": [
-            (16, Tile(16, 32, 128, warps=4, stages=3)),
-            (128, Tile(128, 64, 64, warps=4, stages=4)),
-            (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
-        ],
-        "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
+        "hopper": [(16, Tile(16, 32, 128, 4, 3)), (128, Tile(128, 64, 64, 4, 4)), (ANY, Tile(128, 256, 64, 8, 3))],
+        "ampere": [(16, Tile(16, 32, 128, 4, 3)), (ANY, Tile(128, 128, 32, 8, 4))],
     },
-    "weight-grad": {
-        "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
-        "ampere": [(float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
-    },
+    "weight-grad": {"hopper": [(ANY, Tile(128, 128, 64, 8, 3))], "ampere": [(ANY, Tile(128, 64, 32, 8, 3))]},
     # The MLP's d_h product: one accumulator, and an epilogue that loads two tiles and stores three.
     "mlp-hidden-grad": {
-        "hopper": [
-            (16, Tile(16, 32, 128, warps=4, stages=3)),
-            (512, Tile(128, 64, 64, warps=4, stages=4)),
-            (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
-        ],
-        "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
+        "hopper": [(16, Tile(16, 32, 128, 4, 3)), (512, Tile(128, 64, 64, 4, 4)), (ANY, Tile(128, 128, 64, 8, 4))],
+        "ampere": [(16, Tile(16, 32, 128, 4, 3)), (ANY, Tile(128, 128, 32, 8, 4))],
     },
-    "mlp-weight-grad": {
-        "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=4))],
-        "ampere": [(float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
-    },
+    "mlp-weight-grad": {"hopper": [(ANY, Tile(128, 128, 64, 8, 4))], "ampere": [(ANY, Tile(128, 128, 32, 8, 4))]},
 }
 """Of kernels of a dense block, by their names in `candidates.KERNELS`; the forward has that of "recompute", and
 "weight-grad-fused" that of "weight-grad"."""
@@ -95,57 +78,37 @@ LEAST_SHARED, MOST_PARTS = 2048, 8
 many programs at most; their parts are no larger than the weights."""
 # Of 32 columns and up to 16 tokens: (most programs for each multiprocessor, depth, stages). Five programs with the
 # first fit on a multiprocessor at once, nine with the second, two with the last.
-_SIXTEEN_TOKENS = [(3.5, 128, 3), (4.5, 64, 3), (float("inf"), 128, 5)]
+_SIXTEEN_TOKENS = [(3.5, 128, 3), (4.5, 64, 3), (ANY, 128, 5)]
 # float32, without tensor cores ("ieee") or with them ("tf32"): one table for every kernel and GPU.
-_FLOAT32: Rows = [(16, Tile(16, 32, 32, warps=4, stages=3)), (float("inf"), Tile(64, 64, 16, warps=8, stages=3))]
+_FLOAT32: Rows = [(16, Tile(16, 32, 32, 4, 3)), (ANY, Tile(64, 64, 16, 8, 3))]
 # Strides that rule out 16-byte accesses: every element is loaded on its own through registers, larger tiles spill them.
-_UNALIGNED: Rows = [(16, Tile(16, 32, 64, warps=4, stages=2)), (float("inf"), Tile(64, 64, 32, warps=8, stages=2))]
+_UNALIGNED: Rows = [(16, Tile(16, 32, 64, 4, 2)), (ANY, Tile(64, 64, 32, 8, 2))]
 
 # Experts: rows are those of a tile of the routing, columns those of one accumulator, two of which are a gate and an up.
 _EXPERTS: Tables = {
-    "hopper": [
-        (32, Tile(32, 64, 128, warps=4, stages=5)),
-        (64, Tile(64, 128, 64, warps=4, stages=4)),
-        (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
-    ],
-    "ampere": [
-        (32, Tile(32, 64, 128, warps=4, stages=3)),
-        (64, Tile(64, 128, 32, warps=4, stages=4)),
-        (float("inf"), Tile(128, 128, 32, warps=8, stages=4)),
-    ],
+    "hopper": [(32, Tile(32, 64, 128, 4, 5)), (64, Tile(64, 128, 64, 4, 4)), (ANY, Tile(128, 256, 64, 8, 3))],
+    "ampere": [(32, Tile(32, 64, 128, 4, 3)), (64, Tile(64, 128, 32, 4, 4)), (ANY, Tile(128, 128, 32, 8, 4))],
 }
 
 # fp8: depth is the 128 elements of a block's scale, and so are the columns of the two products, whose result a block
 # of 1 x 128 may quantise.
 _FP8_GLU: Tables = {
-    "hopper": [
-        (16, Tile(16, 128, 128, warps=4, stages=4)),
-        (64, Tile(64, 128, 128, warps=8, stages=4)),
-        (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
-    ],
-    "ampere": [(16, Tile(16, 128, 128, warps=4, stages=2)), (float("inf"), Tile(64, 128, 128, warps=8, stages=2))],
+    "hopper": [(16, Tile(16, 128, 128, 4, 4)), (64, Tile(64, 128, 128, 8, 4)), (ANY, Tile(128, 128, 128, 8, 4))],
+    "ampere": [(16, Tile(16, 128, 128, 4, 2)), (ANY, Tile(64, 128, 128, 8, 2))],
 }
 # Scales of blocks need a third tile of registers: with 128 rows it spills.
 _FP8_GLU_BLOCKS: Tables = {
-    "hopper": [_FP8_GLU["hopper"][0], (float("inf"), Tile(64, 128, 128, warps=8, stages=4))],
+    "hopper": [_FP8_GLU["hopper"][0], (ANY, Tile(64, 128, 128, 8, 4))],
     "ampere": _FP8_GLU["ampere"],
 }
 _FP8_PRODUCT: Tables = {
     "hopper": _FP8_GLU["hopper"],
-    "ampere": [
-        (16, Tile(16, 128, 128, warps=4, stages=3)),
-        (64, Tile(64, 128, 128, warps=8, stages=3)),
-        (float("inf"), Tile(128, 128, 128, warps=8, stages=3)),
-    ],
+    "ampere": [(16, Tile(16, 128, 128, 4, 3)), (64, Tile(64, 128, 128, 8, 3)), (ANY, Tile(128, 128, 128, 8, 3))],
 }
 
 # Of experts: one accumulator of which each 128 of depth is a second one before it is added.
 _FP8_EXPERTS: Tables = {
-    "hopper": [
-        (16, Tile(16, 128, 128, warps=4, stages=4)),
-        (64, Tile(64, 128, 128, warps=4, stages=4)),
-        (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
-    ],
+    "hopper": [(16, Tile(16, 128, 128, 4, 4)), (64, Tile(64, 128, 128, 4, 4)), (ANY, Tile(128, 128, 128, 8, 4))],
     "ampere": _FP8_PRODUCT["ampere"],
 }
 

@@ -179,8 +179,7 @@ def _load(device: torch.device) -> dict[Key, Choice]:
         dtype = getattr(torch, entry.dtype)
         sizes = entry.tokens, entry.hidden, entry.intermediate
         problem = TileProblem(*sizes, dtype, here.major_minor, card=here.gpu)
-        reason = why_illegal(entry.kernel, entry.choice, problem)
-        if reason:
+        if reason := why_illegal(entry.kernel, entry.choice, problem):
             file = path()
             assert file is not None, "it has entries"
             kept.warn_once(file, f"{entry.choice} for {entry.kernel} cannot run ({reason})", INSTEAD)

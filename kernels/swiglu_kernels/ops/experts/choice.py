@@ -31,26 +31,23 @@ KERNELS |= {
 }
 
 
-def tile(kernel: str, sizes: tuple[int, int, int], capability: Capability | None, *matrices: torch.Tensor) -> Tile:
+def tile(
+    kernel: str, sizes: tuple[int, int, int], capability: Capability | None, *matrices: torch.Tensor,
+    mean_rows: int | None = None,
+) -> Tile:  # fmt: skip
     """Return the tile of a portable product of sorted rows: the tuned one of a kernel in KERNELS, or the shipped one.
 
     sizes: rows of the routing's tiles, hidden and intermediate size. capability: None for that of the operands' device.
+    mean_rows: of an expert, in a product that is a gradient of weights.
     """
     aligned, like = vectorises(*matrices, multiple=8), matrices[0]
     capability = capability or capability_of(like.device)
     if like.dtype == torch.float8_e4m3fn:
         return fp8_expert_tile(sizes[0], capability)
     tuned = portable_tile(lookup(kernel, like, *sizes), aligned)
+    if mean_rows is not None:
+        return tuned or expert_weight_grad_tile(mean_rows, like.dtype, capability, aligned)
     return tuned or expert_tile(sizes[0], like.dtype, capability, aligned)
-
-
-def weight_grad_tile(
-    kernel: str, sizes: tuple[int, int, int], rows: int, capability: Capability | None, *matrices: torch.Tensor
-) -> Tile:
-    """Return the tile of a portable gradient of weights; as `tile`, of experts with so many rows in the mean."""
-    aligned, like = vectorises(*matrices, multiple=8), matrices[0]
-    tuned = portable_tile(lookup(kernel, like, *sizes), aligned)
-    return tuned or expert_weight_grad_tile(rows, like.dtype, capability or capability_of(like.device), aligned)
 
 
 def why_not_hopper(

@@ -155,11 +155,8 @@ def copy_launch(
     far, publishes = kind in (FETCH, FETCH_AGAIN), kind == PUBLISH
     if publishes:  # the tokens are this rank's, which stand in for all ranks'
         given |= {"RANKS": 1, "RANK": 0}
-    first, count = 0, size.experts
-    if publishes:
-        count = size.experts * size.ranks
-    elif kind == FETCH:
-        first = size.rank * size.experts
+    first = size.rank * size.experts if kind == FETCH else 0
+    count = size.experts * size.ranks if publishes else size.experts
     arguments: dict[str, Any] = given | {
         "rows_ptr": rows, "index_ptr": index, "values_ptr": values, "out_ptr": out, "kept_ptr": kept,
         "values_out_ptr": values_out, "tokens": index.shape[0] if publishes else size.most, "first": first,

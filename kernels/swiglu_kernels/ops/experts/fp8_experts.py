@@ -26,8 +26,6 @@ from swiglu_kernels.runtime.checks import check_option, check_tensor
 
 PRECISIONS = ("bf16", "fp8-rowwise")
 """Of the operands of the forward's products; with "bf16" they stay as they are."""
-
-
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_fp8_experts}
 """By what `backend` calls them: of both products, with the same functions."""
 
@@ -45,9 +43,8 @@ def unpack(precision: str, w_gate_up: Any, w_down: Any) -> tuple[Any, Any, torch
     if not quantised:
         return w_gate_up, w_down, None, None
     if len(quantised) == 1 or precision == "bf16":
-        raise ValueError(
-            f"{quantised[0]}: expected both weights quantised, and precision='fp8-rowwise', or both as they are"
-        )
+        expected = "both weights quantised, and precision='fp8-rowwise', or both as they are"
+        raise ValueError(f"{quantised[0]}: expected {expected}")
     for name, pair in pairs.items():
         codes, scales = pair if len(pair) == 2 else (None, None)
         if not (

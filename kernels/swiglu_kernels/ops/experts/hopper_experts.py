@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.copies import COPIERS, PIECE
@@ -48,6 +49,7 @@ REGISTERS = 232, 40
 """Of a thread of a consumer, and of a producer: those of copies are addresses, which are found before any is used."""
 WIDE, NARROW = BLOCKS * BLOCK, 128
 """Columns of a tile."""
+_OPTIONAL = ("ones", "pre", "bias", "sums", "weighted_h", "weights", "dots")
 
 __all__ = ["BLOCK", "ROWS", "down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -213,13 +215,11 @@ if GLUON_MISSING is None:
         a_ring._keep_alive()  # where rows are copied its address alone is used, and Triton would put others into it
 
 
-Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]
+Routed = tuple[Tensor, Tensor, Tensor | None, int]
 """starts, counts, pair and slots of a routing, for rows that are copied from the tokens; 0 slots: they are sorted."""
 
 
-def why_not(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, multiple: int = BLOCK
-) -> str | None:
+def why_not(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, multiple: int = BLOCK) -> str | None:
     """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can."""
     sizes = x.shape[1], w_down.shape[1], w_down.shape[2]
     if x.dtype not in shared.SIXTEEN_BITS:
@@ -235,20 +235,15 @@ def why_not(
     return None
 
 
-def _is_one_matrix(weights: torch.Tensor) -> bool:
+def _is_one_matrix(weights: Tensor) -> bool:
     """Tell whether the experts' [N, K], or all their transposes, lie one after the other."""
     matrix = weights if weights.stride(2) == 1 else weights.mT
-    step = matrix.stride(1)
-    aligned = step * matrix.element_size() % ALIGNMENT_BYTES == 0
-    return (
-        matrix.stride(2) == 1
-        and aligned
-        and matrix.stride(0) % step == 0
-        and matrix.stride(0) >= matrix.shape[1] * step
-    )
+    each, step, unit = matrix.stride()
+    aligned = unit == 1 and step * matrix.element_size() % ALIGNMENT_BYTES == 0
+    return aligned and each % step == 0 and each >= matrix.shape[1] * step
 
 
-def flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
+def flat(weights: Tensor) -> tuple[list[int], list[int], int, bool]:
     """Return shape and strides of the matrix of all experts' weights [E, N, K], its rows an expert, and whether it
     lies across: N is contiguous, not K."""
     across = weights.stride(2) != 1
@@ -259,7 +254,7 @@ def flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
 
 
 def block_descriptor(
-    base: torch.Tensor, rows: int, columns: int, shape: list[int] | None = None, strides: list[int] | None = None
+    base: Tensor, rows: int, columns: int, shape: list[int] | None = None, strides: list[int] | None = None
 ) -> "TensorDescriptor":
     """Describe a tensor for TMA that moves blocks of rows x columns, taken for a matrix of a shape if one is given."""
     layout = shared._shared_layout(base.dtype, rows, columns)
@@ -267,7 +262,7 @@ def block_descriptor(
 
 
 def _launch(
-    form: str, a: torch.Tensor, b: torch.Tensor, outs: Mapping[str, torch.Tensor | None],
+    form: str, a: Tensor, b: Tensor, outs: Mapping[str, Tensor | None],
     routed: Routed, columns: int, sizes: tuple[int, int, int], formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     starts, counts, pair, slots = routed
@@ -278,10 +273,7 @@ def _launch(
     tall = None
     if columns == WIDE and (form == "rows" or (form == "gate_up" and not interleaved and formula == PLAIN)):
         tall = tall_columns(N, *(WIDE, TALL_COLUMNS) if form == "rows" else (WIDE // 2, TALL_COLUMNS // 2))
-    named: dict[str, Any] = dict.fromkeys(("ones", "pre", "bias", "sums", "weighted_h", "weights", "dots")) | {
-        "pair": pair,
-        **outs,
-    }
+    named: dict[str, Any] = dict.fromkeys(_OPTIONAL) | {"pair": pair, **outs}
     for name in ("out", "pre"):
         wanted = tall is not None and named[name] is not None
         named[f"tall_{name}"] = block_descriptor(named[name], PART, BLOCK) if wanted else None
@@ -300,36 +292,33 @@ def _launch(
                 named[name] = block_descriptor(tensor, BLOCK, part)
         shape, strides, each, across = flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
-    programs = multiprocessors(a.device)
-    width = columns // 2 if form == "gate_up" else columns
-    experts = counts.shape[0]
+    width, experts = columns // 2 if form == "gate_up" else columns, counts.shape[0]
     P = pair.shape[0] if slots and pair is not None else a.shape[0]
     tokens = a if slots else None
     most = experts * -(-M // ROWS) if weights else P // ROWS
+    named |= {"a": None if a is tokens else block_descriptor(a, BLOCK, BLOCK), "tokens": tokens}
+    b_rest = block_descriptor(b, PART, BLOCK, shape, strides) if rest else None
+    named |= {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides), "b_rest": b_rest}
+    named |= {"starts": starts, "counts": counts, "begins": None if len(starts) > experts else starts}
+    named |= {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each, "SLOTS": slots}
+    pieces = 0 if tokens is None else tokens.stride(0) // PIECE
+    named |= {"token_pieces": pieces} | gating(formula, interleaved, experts)
+    named |= {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": GROUP, "FORM": form, "B_ACROSS": across}
+    grid = (min(most * -(-N // width), multiprocessors(a.device)),)
+    traps = buffers.lost("ops/experts/hopper_experts.py")
+    return Launch(_experts_kernel, grid, named, CONSUMER_WARPS, stages, traps=traps)
+
+
+def gating(formula: Formula, interleaved: bool, experts: int) -> dict[str, Any]:
+    """Return what all these kernels are told of the gate and of how many experts there are."""
     numbers = formula.arguments()
-    return Launch(
-        kernel=_experts_kernel,
-        grid=(min(most * -(-N // width), programs),),
-        arguments={"a": None if a is tokens else block_descriptor(a, BLOCK, BLOCK), "tokens": tokens}
-        | {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
-        | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
-        | named
-        | {"starts": starts, "counts": counts, "begins": None if len(starts) > experts else starts}
-        | {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each}
-        | {"token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE}
-        | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
-        | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": GROUP, "FORM": form, "B_ACROSS": across}
-        | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
-        | {"SLOTS": slots},
-        num_warps=CONSUMER_WARPS,
-        num_stages=stages,
-        traps=buffers.lost("ops/experts/hopper_experts.py"),
-    )
+    found = {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
+    return found | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
 
 
 def gate_up_launch(
-    x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
-    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
+    x: Tensor, w_gate_up: Tensor, h: Tensor, pre: Tensor | None, routed: Routed,
+    bias: Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes h [P, N], and pre [P, 2 N] where it is kept, in the order of w_gate_up's rows.
 
@@ -344,9 +333,8 @@ def gate_up_launch(
 
 
 def rows_launch(
-    a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> Launch:  # fmt: skip
+    a: Tensor, w: Tensor, out: Tensor, starts: Tensor, counts: Tensor, bias: Tensor | None = None
+) -> Launch:
     """Describe the launch that writes out [P, N]: a [P, K], sorted rows, times w [E, N, K] of their experts, plus bias.
 
     Either of the last two dimensions of w is contiguous; bias is [E, N] or None.
@@ -356,9 +344,8 @@ def rows_launch(
 
 
 def gate_backward_launch(
-    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor,
-    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor], routed: Routed, formula: Formula = PLAIN,
-    interleaved: bool = False,
+    dy: Tensor, w_down: Tensor, pre: Tensor, weights: Tensor, made: tuple[Tensor, Tensor, Tensor], routed: Routed,
+    formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that makes d_pre, weight * h and dots from dy, out's gradient without the routing weights.
 
@@ -374,9 +361,8 @@ def gate_backward_launch(
 
 
 def weights_launch(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, routed: Routed, sums: torch.Tensor | None = None,
-    ones: torch.Tensor | None = None,
-) -> Launch:  # fmt: skip
+    a: Tensor, b: Tensor, out: Tensor, routed: Routed, sums: Tensor | None = None, ones: Tensor | None = None
+) -> Launch:
     """Describe the launch that writes out [E, M, N], a^T b of each expert's rows; zero for an expert without rows.
 
     a is [P, M], sorted rows, or with slots [T, M], the tokens; b [P, N], sorted rows. One of the last two dimensions of
@@ -392,17 +378,17 @@ def has_room_for_sums(rows: int) -> bool:
     return rows % ROWS == BLOCK
 
 
-def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+def gather(x: Tensor, routing: Routing) -> Tensor:
     """Return x [T, H]: each product copies its rows, or sorts them first where it cannot."""
     return x
 
 
-def _can_copy(x: torch.Tensor) -> bool:
+def _can_copy(x: Tensor) -> bool:
     """Tell whether products can copy rows of tokens: in pieces that are aligned, with numbers of 32 bits."""
     return fits_tma(x) and x.shape[0] * x.stride(0) // PIECE <= INT32_MAX
 
 
-def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, Routed]:
+def _rows_of(x: Tensor, routing: Routing) -> tuple[Tensor, Routed]:
     """Return what a product takes for the rows of x, [T, K] or sorted [P, K], with slots if these are the tokens."""
     rows, slots = x, 0
     if x.shape[0] != routing.pair.shape[0]:
@@ -411,9 +397,9 @@ def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, Routed]:
 
 
 def gate_up(
-    x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    x: Tensor, w_gate_up: Tensor, routing: Routing, bias: Tensor | None, formula: Formula,
     interleaved: bool, stores: tuple[Store, Store] = (True, False),
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None."""
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h, pre = stored(stores[0], x, (rows, both // 2)), stored(stores[1], x, (rows, both))
@@ -423,9 +409,7 @@ def gate_up(
     return h, pre
 
 
-def down(
-    h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def down(h: Tensor, w_down: Tensor, routing: Routing, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
     y = h.new_empty((h.shape[0], w_down.shape[1])) if out is None else out
     run(rows_launch, h, aligned(w_down), y, routing.starts, routing.counts, dense(bias))
@@ -433,30 +417,30 @@ def down(
 
 
 def down_backward(
-    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
+    dy: Tensor, w_down: Tensor, pre: Tensor, weights: Tensor, routing: Routing,
     formula: Formula, interleaved: bool, stores: tuple[Store, Store, Store] = (True, True, True),
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Return d_pre [P, 2 I], weight * h [P, I] or None, and the dots."""
     rows, columns = pre.shape[0], w_down.shape[2]
     d_pre, wh = stored(stores[0], pre, pre.shape), stored(stores[1], pre, (rows, columns))
     written = pre.new_empty((rows, columns)) if wh is None else wh
     dots = stored(stores[2], pre, (-(-columns // WIDE), rows), torch.float32)
-    assert isinstance(d_pre, torch.Tensor)
-    assert isinstance(dots, torch.Tensor)
+    assert isinstance(d_pre, Tensor)
+    assert isinstance(dots, Tensor)
     dy, routed = _rows_of(dy, routing)
     given = dy, aligned(w_down).mT, pre, weights.contiguous(), (d_pre, written, dots), routed
     run(gate_backward_launch, *given, formula, interleaved)
     return d_pre, wh, dots
 
 
-def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
+def rows_times(d_pre: Tensor, w_gate_up: Tensor, routing: Routing) -> Tensor:
     """Return d_pre w_gate_up[expert], [P, H]."""
     return down(d_pre, w_gate_up.mT, routing, None)
 
 
 def weight_grad(
-    a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor, with_sums: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    a: Tensor, b: Tensor, routing: Routing, like: Tensor, with_sums: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`; tokens are copied on the left.
 
     With them the sums of a over each expert's rows, [E, M], where they are wanted and tokens have room for them.
@@ -468,20 +452,16 @@ def weight_grad(
     sums = ones = None
     if with_sums and not of_tokens and has_room_for_sums(target.shape[1]):
         sums, ones = a.new_empty(out.shape[:2]), a.new_empty((BLOCK, BLOCK))
-        apply(_fill, ones)
+        apply(Tensor.fill_, ones, 1)
     run(weights_launch, left, right, target, (starts, counts, pair if slots else None, slots), sums, ones)
     return out, sums
 
 
-def _fill(ones: torch.Tensor) -> None:
-    ones.fill_(1)
-
-
-def dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+def dense(bias: Tensor | None) -> Tensor | None:
     """Return biases as a kernel by hand reads them, or None for none."""
     return None if bias is None else bias.contiguous()
 
 
-def aligned(weights: torch.Tensor) -> torch.Tensor:
+def aligned(weights: Tensor) -> Tensor:
     """Return weights that begin where TMA can read, a copy if need be."""
     return weights if weights.data_ptr() % ALIGNMENT_BYTES == 0 else weights.clone()

@@ -13,29 +13,21 @@ Measured on an H200: NOTES.md, "Experts by rows".
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.hopper import buffers
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.ops.experts import hopper_experts
 from swiglu_kernels.ops.experts.hopper_epilogue import BLOCK, BUFFERS, PART
-from swiglu_kernels.ops.experts.hopper_experts import (
-    GROUP,
-    ROWS,
-    STAGES,
-    WIDE,
-    Routed,
-    aligned,
-    block_descriptor,
-    dense,
-    flat,
-)
+from swiglu_kernels.ops.experts.hopper_experts import GROUP, ROWS, STAGES, WIDE, Routed, block_descriptor, flat
 from swiglu_kernels.ops.experts.routing import Routing, gather
 from swiglu_kernels.ops.fp8.portable_codes import lines_of
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.runtime.backend import multiprocessors, triton
+from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.shortcuts.plan import run
 
-Codes = tuple[torch.Tensor, torch.Tensor]
+Codes = tuple[Tensor, Tensor]
 """Codes in pairs, of the output's 16-bit dtype with half as many columns, and scales as `Quantised` has them."""
 
 if GLUON_MISSING is None:
@@ -143,40 +135,30 @@ if GLUON_MISSING is None:
 
 
 def _launch(
-    form: str, a: Codes, w: Codes, outs: dict[str, torch.Tensor | None], routed: Routed, columns: int,
+    form: str, a: Codes, w: Codes, outs: dict[str, Tensor | None], routed: Routed, columns: int,
     formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     (pairs, a_scales), (of_weights, w_scales), (starts, counts, pair, slots) = a, w, routed
     *matrix, each, _ = flat(of_weights)
     rest = form == "gate_up" and not interleaved
-    named: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
+    arguments: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
     for name in ("out", "pre"):
-        if (tensor := named[name]) is not None:
-            named[name] = block_descriptor(tensor, BLOCK, PART)
-    width = WIDE // 2 if form == "gate_up" else WIDE
-    experts = counts.shape[0]
-    numbers = formula.arguments()
-    return Launch(
-        kernel=_experts_fp8_kernel,
-        grid=(min(pairs.shape[0] // ROWS * -(-columns // width), multiprocessors(pairs.device)),),
-        arguments={"a": block_descriptor(pairs, BLOCK, BLOCK), "b": block_descriptor(of_weights, BLOCK, BLOCK, *matrix)}
-        | {"b_rest": block_descriptor(of_weights, PART, BLOCK, *matrix) if rest else None}
-        | named
-        | {"pair": pair, "a_scales": a_scales, "w_scales": w_scales, "starts": starts, "counts": counts}
-        | {"experts": experts, "N": columns, "K": pairs.shape[1], "P": pairs.shape[0]}
-        | {"expert_rows": each, "slots": slots}
-        | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
-        | {"STAGES": STAGES, "GROUP": GROUP, "FORM": form, "INTERLEAVED": interleaved}
-        | {"EXPERTS": max(32, triton.next_power_of_2(experts))},
-        num_warps=CONSUMER_WARPS,
-        num_stages=STAGES,
-        traps=buffers.lost("ops/experts/hopper_fp8_experts.py"),
-    )
+        if (tensor := arguments[name]) is not None:
+            arguments[name] = block_descriptor(tensor, BLOCK, PART)
+    width, experts = WIDE // 2 if form == "gate_up" else WIDE, counts.shape[0]
+    arguments |= {"a": block_descriptor(pairs, BLOCK, BLOCK), "b": block_descriptor(of_weights, BLOCK, BLOCK, *matrix)}
+    arguments |= {"b_rest": block_descriptor(of_weights, PART, BLOCK, *matrix) if rest else None, "pair": pair}
+    arguments |= {"a_scales": a_scales, "w_scales": w_scales, "starts": starts, "counts": counts, "experts": experts}
+    arguments |= {"N": columns, "K": pairs.shape[1], "P": pairs.shape[0], "expert_rows": each, "slots": slots}
+    arguments |= {"STAGES": STAGES, "GROUP": GROUP, "FORM": form} | hopper_experts.gating(formula, interleaved, experts)
+    grid = (min(pairs.shape[0] // ROWS * -(-columns // width), multiprocessors(pairs.device)),)
+    traps = buffers.lost("ops/experts/hopper_fp8_experts.py")
+    return Launch(_experts_fp8_kernel, grid, arguments, CONSUMER_WARPS, STAGES, traps=traps)
 
 
 def gate_up_launch(
-    x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
-    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
+    x: Codes, w_gate_up: Codes, h: Tensor, pre: Tensor | None, routed: Routed,
+    bias: Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes h [P, N], and pre [P, 2 N] where it is kept; as `hopper_experts` has it.
 
@@ -186,9 +168,7 @@ def gate_up_launch(
     return _launch("gate_up", x, w_gate_up, outs, routed, h.shape[1], formula, interleaved)
 
 
-def rows_launch(
-    a: Codes, w: Codes, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, bias: torch.Tensor | None = None
-) -> Launch:
+def rows_launch(a: Codes, w: Codes, out: Tensor, starts: Tensor, counts: Tensor, bias: Tensor | None = None) -> Launch:
     """Describe the launch that writes out [P, N]: sorted rows [P, K / 2] with scales [P] times their experts' weights.
 
     The weights are [E, N, K / 2] and [E, N], contiguous, as bias [E, N] is.
@@ -197,26 +177,24 @@ def rows_launch(
 
 
 def gate_up_of_codes(
-    x: Codes, w_gate_up: Codes, routing: Routing, bias: torch.Tensor | None, formula: Formula, interleaved: bool,
+    x: Codes, w_gate_up: Codes, routing: Routing, bias: Tensor | None, formula: Formula, interleaved: bool,
     dtype: torch.dtype, store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
     rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
     pairs = x[0].view(dtype)
     pairs = gather(lines_of(pairs), routing)[:, : pairs.shape[1]]  # sorted rows lie as far apart
     h = pairs.new_empty((rows, both // 2))
     pre = pairs.new_empty((rows, both)) if store_pre else None
-    weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
+    weights = hopper_experts.aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
     routed = routing.starts, routing.counts, routing.pair, routing.slots
-    run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, dense(bias), formula, interleaved)
+    run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, hopper_experts.dense(bias), formula, interleaved)
     return h, pre
 
 
-def down_of_codes(
-    h: Codes, w_down: Codes, routing: Routing, bias: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
+def down_of_codes(h: Codes, w_down: Codes, routing: Routing, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return y [P, H] of codes [P, I] and [E, H, I]."""
     y = h[1].new_empty((h[0].shape[0], w_down[0].shape[1]), dtype=dtype)
-    pairs, weights = (h[0].view(dtype), h[1]), (aligned(w_down[0].view(dtype)), w_down[1])
-    run(rows_launch, pairs, weights, y, routing.starts, routing.counts, dense(bias))
+    pairs, weights = (h[0].view(dtype), h[1]), (hopper_experts.aligned(w_down[0].view(dtype)), w_down[1])
+    run(rows_launch, pairs, weights, y, routing.starts, routing.counts, hopper_experts.dense(bias))
     return y

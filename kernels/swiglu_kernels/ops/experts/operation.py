@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.ops.experts import choice, definition, fp8_experts, hopper_experts, portable_experts, portable_pairs
 from swiglu_kernels.ops.experts.choice import PAIRS
@@ -50,9 +51,8 @@ from swiglu_kernels.runtime.shortcuts.series import Series
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_experts}
 """By what `backend` calls them; `routing.py` says what functions they have."""
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of the six floating-point tensors."""
-Tensor = torch.Tensor
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """out, pre, y and five tensors of the routing."""
 
@@ -100,9 +100,8 @@ X, W_GATE_UP, W_DOWN, WEIGHTS, B_GATE_UP, B_DOWN = range(6)
 
 
 def _outputs(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, index: torch.Tensor, tile_rows: int, keep: bool,
-    keep_y: bool,
-) -> Outputs:  # fmt: skip
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, index: Tensor, tile_rows: int, keep: bool, keep_y: bool
+) -> Outputs:
     """Allocate out, pre and y (both empty unless they are kept) and the routing."""
     routing = new_routing(index, w_gate_up.shape[0], tile_rows)
     rows = routing.pair.shape[0]
@@ -113,10 +112,9 @@ def _outputs(
 
 @operator("experts")
 def _experts(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, s_gate_up: torch.Tensor | None,
-    s_down: torch.Tensor | None, tile_rows: int, keep: bool, keep_y: bool, backend: str, interleaved: bool,
-    precision: str, gate_numbers: Sequence[float],
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, b_gate_up: Tensor | None, b_down: Tensor | None,
+    index: Tensor, s_gate_up: Tensor | None, s_down: Tensor | None, tile_rows: int, keep: bool, keep_y: bool,
+    backend: str, interleaved: bool, precision: str, gate_numbers: Sequence[float],
 ) -> Outputs:  # fmt: skip
     """Return out, pre and y (both empty unless kept) and the routing; s_* are scales of weights that are codes.
 
@@ -135,9 +133,7 @@ def _experts(
     routing, made, tokens = route(index, w_gate_up.shape[0], tile_rows), None, None
     if "fp8" in precision:
         of_weights = fp8_experts.weights_of((w_gate_up, w_down), (s_gate_up, s_down), precision.endswith(SUFFIX))
-        y, pre = fp8_experts.products(
-            x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, keep, backend
-        )  # fmt: skip
+        y, pre = fp8_experts.products(x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, keep, backend)
     else:
         kernels, stores = KERNELS[backend], (True, keep)
         rows, early, late = kernels.gather(x, routing), routing, routing
@@ -162,9 +158,8 @@ _experts.register_fake(_outputs)
 
 
 def _gradients(
-    d_out: torch.Tensor, x: torch.Tensor | None, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
-    needs: Sequence[bool],
-) -> Gradients:  # fmt: skip
+    d_out: Tensor, x: Tensor | None, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, needs: Sequence[bool]
+) -> Gradients:
     """Allocate the six gradients; those that are not wanted are empty."""
     experts, both, hidden = w_gate_up.shape
     return (
@@ -179,11 +174,10 @@ def _gradients(
 
 @operator("experts_backward")
 def _experts_backward(
-    d_out: torch.Tensor, x: torch.Tensor | None, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
-    pre: torch.Tensor, y: torch.Tensor, b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None,
-    pair: torch.Tensor, row: torch.Tensor, tile_expert: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
-    needs: Sequence[bool], tile_rows: int, keep: bool, keep_y: bool, backend: str, interleaved: bool, precision: str,
-    gate_numbers: Sequence[float], *, in_place: bool = False,
+    d_out: Tensor, x: Tensor | None, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, pre: Tensor, y: Tensor,
+    b_gate_up: Tensor | None, b_down: Tensor | None, pair: Tensor, row: Tensor, tile_expert: Tensor, starts: Tensor,
+    counts: Tensor, needs: Sequence[bool], tile_rows: int, keep: bool, keep_y: bool, backend: str, interleaved: bool,
+    precision: str, gate_numbers: Sequence[float], *, in_place: bool = False,
 ) -> Gradients:  # fmt: skip
     """Return the six gradients, empty where not wanted; x may be None where it is not read.
 
@@ -202,7 +196,7 @@ def _experts_backward(
             of_weights = fp8_experts.weights_of((w_gate_up, w_down), (None, None), precision.endswith(SUFFIX))
             y, made = fp8_experts.products(
                 x, of_weights, (b_gate_up, b_down), routing, formula, interleaved, True, backend
-            )  # fmt: skip
+            )
         else:
             rows = kernels.gather(x, routing)
             _, made = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, (False, True))
@@ -259,8 +253,8 @@ _experts_backward.register_fake(_gradients)
 
 
 def _weight_grad(
-    kernels: ModuleType, given: tuple[torch.Tensor, torch.Tensor, Routing, torch.Tensor, bool], into_main_grad: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    kernels: ModuleType, given: tuple[Tensor, Tensor, Routing, Tensor, bool], into_main_grad: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return a weight's gradient, or once it is in main_grad what stands for it, and maybe sums."""
     rows, _, _, weight, _ = given
     main = main_grad_of(weight) if into_main_grad else None
@@ -274,7 +268,7 @@ def _weight_grad(
     return stand_in(weight), sums
 
 
-def _let_go(tensor: torch.Tensor) -> None:
+def _let_go(tensor: Tensor) -> None:
     """Free the memory of a tensor that autograd's node still holds, and nobody else."""
     tensor.untyped_storage().resize_(0)
 
@@ -301,12 +295,12 @@ register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=9, prea
 
 
 def swiglu_experts(
-    x: torch.Tensor, w_gate_up: fp8.Operand, w_down: fp8.Operand, top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor, *, b_gate_up: torch.Tensor | None = None, b_down: torch.Tensor | None = None,
+    x: Tensor, w_gate_up: fp8.Operand, w_down: fp8.Operand, top_k_index: Tensor,
+    top_k_weights: Tensor, *, b_gate_up: Tensor | None = None, b_down: Tensor | None = None,
     activation: str = "silu", alpha: float = 1.0, limit: Limit = None, up_offset: float = 0.0,
     interleaved: bool = False, recompute: bool = False, backend: str | None = None, precision: str = "bf16",
     kept: KeptCodes | None = None, accumulate_into_main_grad: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
 
     gate and up are the halves, or the even and odd columns, of x w_gate_up[e]^T + b_gate_up[e].
@@ -364,7 +358,7 @@ def swiglu_experts(
 def _first_call(
     kind: door.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
     options: tuple[bool, bool, str | None, str], kept: KeptCodes | None, into_main_grad: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Check the arguments, choose kernels, call the operator, and let calls of this kind be made again."""
     x, w_gate_up, w_down, top_k_weights, top_k_index = tensors
     b_gate_up, b_down = biases
@@ -379,7 +373,7 @@ def _first_call(
     if s_gate_up is None:
         x, gate_up, down = autocast.operands(x, gate_up, down)
         shapes = gate_up, down
-    elif isinstance(x, torch.Tensor):
+    elif isinstance(x, Tensor):
         shapes = tuple(weight.new_empty(1, dtype=x.dtype).expand(weight.shape) for weight in shapes)
     check_experts(x, *shapes, top_k_index, top_k_weights, b_gate_up, b_down)
     in_fp8 = precision != "bf16"
@@ -395,12 +389,10 @@ def _first_call(
     with_grad = needs_backward(x, gate_up, down, weights, b_gate_up, b_down)
     if s_gate_up is not None and with_grad:
         raise ValueError("w_gate_up, w_down: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
-    multiplied: tuple[torch.Tensor, torch.Tensor] = (gate_up, down)
+    multiplied: tuple[Tensor, Tensor] = (gate_up, down)
     if in_fp8 and not with_grad:
         multiplied = fp8_experts.like_codes(rows, *multiplied)
-    backend, tile_rows, _ = choice.kernels_for(
-        index, rows, multiplied, activation, with_grad, in_fp8, backend
-    )  # fmt: skip
+    backend, tile_rows, _ = choice.kernels_for(index, rows, multiplied, activation, with_grad, in_fp8, backend)
     keep = with_grad and not recompute
     operands = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous(), s_gate_up, s_down)
     keep_y = in_fp8 and keep and weights.requires_grad
@@ -419,18 +411,18 @@ def _again(options: Sequence[Any], with_grad: bool) -> door.Again:
     """Return what makes a call of a kind again."""
     series = Series()
 
-    def again(rows: torch.Tensor, *others: Any) -> torch.Tensor:
+    def again(rows: Tensor, *others: Any) -> Tensor:
         w_gate_up, w_down, weights, b_gate_up, b_down, index = others
         of_routing = as_matrix(weights), b_gate_up, b_down, as_matrix(index).contiguous()
         tensors = rows, w_gate_up, w_down, *of_routing, None, None
         if with_grad:
             return _experts.first_output(series, tensors, options)
-        out: torch.Tensor = series.call(_out_alone, tensors, options)
+        out: Tensor = series.call(_out_alone, tensors, options)
         return out
 
     return again
 
 
-def _out_alone(*arguments: Any) -> torch.Tensor:
+def _out_alone(*arguments: Any) -> Tensor:
     """Of what the operator returns."""
     return _experts.function(*arguments)[0]

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.ops.experts import choice
 from swiglu_kernels.ops.experts.routing import Routing, Store, as_mask, stored
@@ -410,28 +411,28 @@ def _row_dots_kernel(dy_ptr, y_ptr, dots_ptr, pair_ptr, starts_ptr, experts, K, 
     tl.store(dots_ptr + row, tl.sum(dots, 0))
 
 
-Scales = tuple[torch.Tensor | None, torch.Tensor | None]
+Scales = tuple[Tensor | None, Tensor | None]
 """Of codes: fp32 of the rows of a, [T] or [P], and of those of the weights, [E, N]; Nones: operands are no codes."""
 NO_SCALES: Scales = (None, None)
 
 
-def strides(tensor: torch.Tensor | None, *names: str) -> dict[str, int | None]:
+def strides(tensor: Tensor | None, *names: str) -> dict[str, int | None]:
     """Return the strides of a tensor under the names of a kernel's arguments; None for each where there is none."""
     return dict(zip(names, [None] * len(names) if tensor is None else tensor.stride(), strict=True))
 
 
-def bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
+def bias_arguments(bias: Tensor | None) -> dict[str, Any]:
     """Return the arguments for a bias [E, N] or None."""
     return {"bias_ptr": bias} | strides(bias, "bias_e", "bias_n")
 
 
-def weight_arguments(w: torch.Tensor) -> dict[str, Any]:
+def weight_arguments(w: Tensor) -> dict[str, Any]:
     """Return the arguments for a weight [E, N, K] and its depth."""
     units = {"N_UNIT": unit_of(w.stride(1)), "K_UNIT": unit_of(w.stride(2))}
     return {"w_ptr": w, "K": w.shape[2]} | strides(w, "w_e", "w_n", "w_k") | units
 
 
-def product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int) -> dict[str, Any]:
+def product_arguments(a: Tensor, w: Tensor, tile: Tile, columns: int) -> dict[str, Any]:
     """Return what all kernels with `product` share: the columns of w [E, N, K], and how many a tile has."""
     return weight_arguments(w) | {
         "BLOCK_N": columns, "BLOCK_K": tile.depth, "EVEN_K": w.shape[2] % tile.depth == 0,
@@ -441,7 +442,7 @@ def product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int
 
 
 def _routed_launch(
-    kernel: Any, a: torch.Tensor, w: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor, tile: Tile,
+    kernel: Any, a: Tensor, w: Tensor, pair: Tensor, tile_expert: Tensor, tile: Tile,
     columns: int, arguments: dict[str, Any],
 ) -> Launch:  # fmt: skip
     """Describe a product of the rows of a routing, of so many columns a tile; N is that of `arguments`."""
@@ -455,8 +456,8 @@ def _routed_launch(
 
 
 def gate_up_launch(
-    x: torch.Tensor, w_gate_up: torch.Tensor, outs: tuple[torch.Tensor | None, torch.Tensor | None],
-    routing: Sequence[Any], bias: torch.Tensor | None, formula: Formula, interleaved: bool,
+    x: Tensor, w_gate_up: Tensor, outs: tuple[Tensor | None, Tensor | None],
+    routing: Sequence[Any], bias: Tensor | None, formula: Formula, interleaved: bool,
     capability: Capability | None = None, scales: Scales = NO_SCALES,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes h [P, I] and pre [P, 2I], contiguous, or one of them.
@@ -486,9 +487,8 @@ def gate_up_launch(
 
 
 def rows_launch(
-    a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor,
-    bias: torch.Tensor | None, capability: Capability | None = None, kernel: str = "experts-down",
-    scales: Scales = NO_SCALES,
+    a: Tensor, w: Tensor, out: Tensor, pair: Tensor, tile_expert: Tensor, bias: Tensor | None,
+    capability: Capability | None = None, kernel: str = "experts-down", scales: Scales = NO_SCALES,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes out [P, N] = a [P, K] w[expert]^T + bias[expert]; w [E, N, K], any strides.
 
@@ -507,9 +507,8 @@ def rows_launch(
 
 
 def down_backward_launch(
-    dy: torch.Tensor, w: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor,
-    outs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor], routing: Sequence[Any], formula: Formula,
-    interleaved: bool, capability: Capability | None = None,
+    dy: Tensor, w: Tensor, pre: Tensor, weights: Tensor, outs: tuple[Tensor, Tensor | None, Tensor],
+    routing: Sequence[Any], formula: Formula, interleaved: bool, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that turns dy [T, H] or [P, H] into d_pre, wh and dots.
 
@@ -536,7 +535,7 @@ def down_backward_launch(
     return _routed_launch(_down_backward_kernel, dy, w, pair, tile_expert, tile, columns, arguments)
 
 
-def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: Capability | None = None) -> int:
+def dots_parts(dy: Tensor, w: Tensor, routing: Routing, capability: Capability | None = None) -> int:
     """Return how many parts `down_backward_launch` writes of each row's dots; w is w_down as [E, I, H]."""
     _, N, K = w.shape
     tile = choice.tile("experts-hidden-grad", (routing.tile_rows, K, N), capability, dy, w)
@@ -544,7 +543,7 @@ def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: 
 
 
 def weight_grad_launch(
-    a: torch.Tensor, b: torch.Tensor, d_w: torch.Tensor, routing: Sequence[Any], capability: Capability | None = None
+    a: Tensor, b: Tensor, d_w: Tensor, routing: Sequence[Any], capability: Capability | None = None
 ) -> Launch:
     """Describe the launch that writes d_w [E, M, N], the sums of a^T b over each expert's rows; any strides.
 
@@ -557,12 +556,11 @@ def weight_grad_launch(
     # Of w_down the rows of a are those of tokens, and N is the intermediate size; of w_gate_up M is gate and up.
     kernel = "experts-down-weight-grad" if of_tokens else "experts-weight-grad"
     sizes = tile_rows, *((M, N) if of_tokens else (N, M // 2))
-    tile = choice.weight_grad_tile(kernel, sizes, pair.shape[0] // experts, capability, a, b, d_w)
+    tile = choice.tile(kernel, sizes, capability, a, b, d_w, mean_rows=pair.shape[0] // experts)
     arguments = {
-        "a_ptr": a, "b_ptr": b, "d_w_ptr": d_w, "pair_ptr": pair, "starts_ptr": starts, "counts_ptr": counts,
-        "M": M, "N": N, "slots": slots, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_ROWS": tile.depth,
-        "WIDE": tile_needs_int64((d_w.stride()[1:], (tile.rows, tile.columns))),
-        "PRECISION": float32_dot_precision(),
+        "a_ptr": a, "b_ptr": b, "d_w_ptr": d_w, "pair_ptr": pair, "starts_ptr": starts, "counts_ptr": counts, "M": M,
+        "N": N, "slots": slots, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_ROWS": tile.depth,
+        "WIDE": tile_needs_int64((d_w.stride()[1:], (tile.rows, tile.columns))), "PRECISION": float32_dot_precision(),
         "A_OF_TOKENS": of_tokens, "B_OF_TOKENS": b.shape[0] < pair.shape[0],
         "UNIT": unit_of(M, N, a.stride(0), b.stride(0)), "M_UNIT": unit_of(d_w.stride(1)),
         "N_UNIT": unit_of(d_w.stride(2)),
@@ -572,7 +570,7 @@ def weight_grad_launch(
     return Launch(_weight_grad_kernel, grid, arguments, num_warps=tile.warps, num_stages=tile.stages)
 
 
-def row_sums_launch(a: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor, routing: Sequence[Any]) -> Launch:
+def row_sums_launch(a: Tensor, weights: Tensor | None, out: Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes out [E, N], contiguous: sums of a [P or T, N] over each expert's rows."""
     pair, _, _, starts, counts, slots, _ = routing
     (experts, N), block = out.shape, 64
@@ -585,9 +583,7 @@ def row_sums_launch(a: torch.Tensor, weights: torch.Tensor | None, out: torch.Te
     return Launch(_row_sums_kernel, (triton.cdiv(N, block), experts), arguments, num_warps=4, num_stages=2)
 
 
-def slot_grads_launch(
-    dots: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, routing: Sequence[Any]
-) -> Launch:
+def slot_grads_launch(dots: Tensor, dy: Tensor, bias: Tensor | None, out: Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes the gradient of the routing weights, out [T, k], contiguous.
 
     dots are as `down_backward_launch` writes them, dy is [T, H], bias that of w_down, [E, H], or None; any strides. The
@@ -597,15 +593,14 @@ def slot_grads_launch(
     pairs, block = row.shape[0], 16
     arguments = {
         "dots_ptr": dots, "dy_ptr": dy, "bias_ptr": bias, "out_ptr": out, "row_ptr": row,
-        "tile_expert_ptr": tile_expert, "pairs": pairs, "rows": dots.shape[1], "parts": dots.shape[0],
-        "K": dy.shape[1], "slots": slots, "TILE_ROWS": dots.shape[1] // tile_expert.shape[0],
-        "BLOCK_PAIRS": block, "BLOCK_K": 128,
+        "tile_expert_ptr": tile_expert, "pairs": pairs, "rows": dots.shape[1], "parts": dots.shape[0], "K": dy.shape[1],
+        "slots": slots, "TILE_ROWS": dots.shape[1] // tile_expert.shape[0], "BLOCK_PAIRS": block, "BLOCK_K": 128,
     }  # fmt: skip
     arguments |= strides(dy, "dy_m", "dy_k") | strides(bias, "bias_e", "bias_k")
     return Launch(_slot_grads_kernel, (triton.cdiv(pairs, block),), arguments, num_warps=8, num_stages=1)
 
 
-def row_dots_launch(dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, routing: Sequence[Any]) -> Launch:
+def row_dots_launch(dy: Tensor, y: Tensor, dots: Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes dots [1, P], contiguous, from dy [T, H], any strides, and y [P, H], contiguous.
 
     Dots of rows behind the last in use are not written.
@@ -620,16 +615,15 @@ def row_dots_launch(dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, routi
     return Launch(_row_dots_kernel, (y.shape[0],), arguments, num_warps=4, num_stages=1)
 
 
-def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+def gather(x: Tensor, routing: Routing) -> Tensor:
     """Return x: these kernels read the rows of tokens where they are."""
     return x
 
 
 def gate_up(
-    x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
-    interleaved: bool, stores: tuple[Store, Store] = (True, False),
-    codes: tuple[Scales, torch.dtype | None] = (NO_SCALES, None),
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    x: Tensor, w_gate_up: Tensor, routing: Routing, bias: Tensor | None, formula: Formula, interleaved: bool,
+    stores: tuple[Store, Store] = (True, False), codes: tuple[Scales, torch.dtype | None] = (NO_SCALES, None),
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return h [P, I] and pre [P, 2I], each None unless wanted; of codes, with their scales and the results' dtype."""
     (rows, both), (scales, dtype) = (routing.pair.shape[0], w_gate_up.shape[1]), codes
     h = stored(stores[0], x, (rows, both // 2), dtype)
@@ -639,68 +633,59 @@ def gate_up(
 
 
 def gate_up_of_codes(
-    x: Quantised, w_gate_up: Quantised, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    x: Quantised, w_gate_up: Quantised, routing: Routing, bias: Tensor | None, formula: Formula,
     interleaved: bool, dtype: torch.dtype, store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """`gate_up` of operands in fp8: x of tokens [T, H]; h and pre are in `dtype`."""
     codes = (x.scales, w_gate_up.scales), dtype
     return gate_up(x.codes, w_gate_up.codes, routing, bias, formula, interleaved, (True, store_pre), codes)
 
 
-def down_of_codes(
-    h: Quantised, w_down: Quantised, routing: Routing, bias: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
+def down_of_codes(h: Quantised, w_down: Quantised, routing: Routing, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """`down` of operands in fp8; y is in `dtype`."""
-    return _rows_times(h.codes, w_down.codes, routing, bias, "experts-down", (h.scales, w_down.scales), dtype)
+    return down(h.codes, w_down.codes, routing, bias, scales=(h.scales, w_down.scales), dtype=dtype)
 
 
-def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tensor:
+def row_dots(dy: Tensor, y: Tensor, routing: Routing) -> Tensor:
     """Return dots [1, P], fp32, from dy [T, H] and y [P, H]: those of rows in use."""
     dots = y.new_empty((1, y.shape[0]), dtype=torch.float32)
     run(row_dots_launch, dy, y, dots, routing)
     return dots
 
 
-def _rows_times(
-    a: torch.Tensor, w: torch.Tensor, routing: Routing, bias: torch.Tensor | None, kernel: str,
-    scales: Scales = NO_SCALES, dtype: torch.dtype | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+def down(
+    h: Tensor, w_down: Tensor, routing: Routing, bias: Tensor | None, out: Tensor | None = None,
+    kernel: str = "experts-down", scales: Scales = NO_SCALES, dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """Return y [P, H] = h w_down[expert]^T + bias[expert]; kernel and scales as of `rows_launch`, dtype that of y."""
     if out is None:
-        out = a.new_empty((a.shape[0], w.shape[1]), dtype=dtype)
-    run(rows_launch, a, w, out, routing.pair, routing.tile_expert, bias, None, kernel, scales)
+        out = h.new_empty((h.shape[0], w_down.shape[1]), dtype=dtype)
+    run(rows_launch, h, w_down, out, routing.pair, routing.tile_expert, bias, None, kernel, scales)
     return out
 
 
-def down(
-    h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
-    return _rows_times(h, w_down, routing, bias, "experts-down", out=out)
-
-
-def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
+def rows_times(d_pre: Tensor, w_gate_up: Tensor, routing: Routing) -> Tensor:
     """Return d_pre w_gate_up[expert], [P, H]."""
-    return _rows_times(d_pre, w_gate_up.mT, routing, None, "experts-input-grad")
+    return down(d_pre, w_gate_up.mT, routing, None, kernel="experts-input-grad")
 
 
 def down_backward(
-    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
+    dy: Tensor, w_down: Tensor, pre: Tensor, weights: Tensor, routing: Routing,
     formula: Formula, interleaved: bool, stores: tuple[Store, Store, Store] = (True, True, True),
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Return d_pre [P, 2I], wh [P, I] or None, and dots [parts, P]."""
     w = w_down.mT
     d_pre, wh = stored(stores[0], pre, pre.shape), stored(stores[1], pre, (pre.shape[0], w.shape[1]))
     dots = stored(stores[2], pre, (dots_parts(dy, w, routing), pre.shape[0]), torch.float32)
-    assert isinstance(d_pre, torch.Tensor)
-    assert isinstance(dots, torch.Tensor)
+    assert isinstance(d_pre, Tensor)
+    assert isinstance(dots, Tensor)
     run(down_backward_launch, dy, w, pre, weights, (d_pre, wh, dots), routing, formula, interleaved)
     return d_pre, wh, dots
 
 
 def weight_grad(
-    a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor, with_sums: bool = False,
-    add_to: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+    a: Tensor, b: Tensor, routing: Routing, like: Tensor, with_sums: bool = False, add_to: Tensor | None = None
+) -> tuple[Tensor, None]:
     """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`, and never the sums of a.
 
     `add_to`: in float32, where a and b have 16 bits: it is added to, and returned.
@@ -710,16 +695,14 @@ def weight_grad(
     return d_w, None
 
 
-def row_sums(a: torch.Tensor, weights: torch.Tensor | None, routing: Routing, experts: int) -> torch.Tensor:
+def row_sums(a: Tensor, weights: Tensor | None, routing: Routing, experts: int) -> Tensor:
     """Return the fp32 sums over each expert's rows of a [P or T, N], or of weights [T, k] times a: [E, N], rounded."""
     out = a.new_empty((experts, a.shape[1]))
     run(row_sums_launch, a, weights, out, routing)
     return out
 
 
-def slot_grads(
-    dots: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor | None, routing: Routing, dtype: torch.dtype
-) -> torch.Tensor:
+def slot_grads(dots: Tensor, dy: Tensor, bias: Tensor | None, routing: Routing, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the routing weights, [T, k], from the dots of any set of kernels and dy [T, H]."""
     out = dots.new_empty((dy.shape[0], routing.slots), dtype=dtype)
     run(slot_grads_launch, dots, dy, bias, out, routing)

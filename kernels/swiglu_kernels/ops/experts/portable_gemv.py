@@ -12,13 +12,8 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.experts.portable_experts import (
-    bias_arguments,
-    both_columns,
-    even_and_odd,
-    strides,
-    weight_arguments,
-)
+from swiglu_kernels.ops.experts import portable_experts
+from swiglu_kernels.ops.experts.portable_experts import bias_arguments, both_columns, even_and_odd, strides
 from swiglu_kernels.ops.experts.routing import as_mask
 from swiglu_kernels.ops.gate.arithmetic import gated, multiple_of, unit_of
 from swiglu_kernels.ops.gate.formula import Formula
@@ -177,4 +172,4 @@ def _product_arguments(w: torch.Tensor, columns: int) -> dict[str, object]:
     """Return the arguments for a weight [E, N, K], of which a program has so many columns of the result."""
     depth = max(16, min(DEPTH, triton.next_power_of_2(w.shape[2])))
     wide = tile_needs_int64((w.stride()[1:], (w.shape[1], depth)))
-    return weight_arguments(w) | {"BLOCK_N": columns, "BLOCK_K": depth, "WIDE": wide}
+    return portable_experts.weight_arguments(w) | {"BLOCK_N": columns, "BLOCK_K": depth, "WIDE": wide}

@@ -11,15 +11,8 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.experts import portable_gemv
-from swiglu_kernels.ops.experts.portable_experts import (
-    bias_arguments,
-    both_columns,
-    even_and_odd,
-    product,
-    product_arguments,
-    strides,
-)
+from swiglu_kernels.ops.experts import portable_experts, portable_gemv
+from swiglu_kernels.ops.experts.portable_experts import bias_arguments, both_columns, even_and_odd, product, strides
 from swiglu_kernels.ops.gate.arithmetic import gated, multiple_of, unit_of
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
@@ -172,12 +165,12 @@ def forward_launch(
     grid = (tokens, triton.cdiv(hidden, block))
     last = Launch(_weighted_sum_kernel, grid, summed, num_warps=4, num_stages=1)
     down = shared | {"h_ptr": h, "y_ptr": y, "N": hidden} | bias_arguments(b_down)
-    down |= product_arguments(h, w_down, tile, tile.columns)
+    down |= portable_experts.product_arguments(h, w_down, tile, tile.columns)
     grid = (triton.cdiv(hidden, tile.columns), programs)
     second = Launch(_down_kernel, grid, down, num_warps=tile.warps, num_stages=tile.stages, then=last)
     gated = shared | {"x_ptr": x, "h_ptr": h, "N": intermediate, "INTERLEAVED": interleaved}
     gated |= strides(x, "x_m", "x_k") | bias_arguments(b_gate_up) | formula.arguments()
-    gated |= product_arguments(x, w_gate_up, tile, tile.columns // 2)
+    gated |= portable_experts.product_arguments(x, w_gate_up, tile, tile.columns // 2)
     grid = (triton.cdiv(intermediate, tile.columns // 2), programs)
     return Launch(_gate_up_kernel, grid, gated, num_warps=tile.warps, num_stages=tile.stages, then=second)
 

@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.ops.gate.arithmetic import multiple_of, unit_of
 from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
@@ -64,15 +65,15 @@ OF_TOKENS = ("pairs", "tiles", "chunks")
 class Routing(NamedTuple):
     """Where each pair's row lies; all tensors are int32, and `tile_expert` says how many tiles there are."""
 
-    pair: torch.Tensor
+    pair: Tensor
     """[P] the pair of each row, -1 for padding and behind the last row."""
-    row: torch.Tensor
+    row: Tensor
     """[T k] the row of each pair, -1 where its index names no expert."""
-    tile_expert: torch.Tensor
+    tile_expert: Tensor
     """[P / tile_rows] the expert of each tile, -1 behind the last."""
-    starts: torch.Tensor
+    starts: Tensor
     """[E + 1] the first row of each expert; the last is the number of rows in use. Of a part, which has none, [E]."""
-    counts: torch.Tensor
+    counts: Tensor
     """[E] rows of each expert, padding not counted."""
     slots: int
     """k, the experts of a token."""
@@ -84,16 +85,14 @@ class Routing(NamedTuple):
         return self.row.shape[0] // self.slots
 
 
-Store = torch.Tensor | bool | None
+Store = Tensor | bool | None
 """Where an output is written, or whether it is made; None is as False."""
 
 
-def stored(
-    store: Store, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None
-) -> torch.Tensor | None:
+def stored(store: Store, like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor | None:
     """Return where an output is written, which is allocated if need be, or None where it is not wanted."""
     made = like.new_empty(shape, dtype=dtype) if store is True else store
-    return made if isinstance(made, torch.Tensor) else None
+    return made if isinstance(made, Tensor) else None
 
 
 def capacity(pairs: int, experts: int, tile_rows: int) -> int:
@@ -221,8 +220,8 @@ def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, star
 
 
 def route_launch(
-    index: torch.Tensor, pair: torch.Tensor, row: torch.Tensor, tile_expert: torch.Tensor, starts: torch.Tensor,
-    counts: torch.Tensor, tile_rows: int, capability: Capability | None = None,
+    index: Tensor, pair: Tensor, row: Tensor, tile_expert: Tensor, starts: Tensor,
+    counts: Tensor, tile_rows: int, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launches that write a routing, of `index` [T, k], contiguous.
 
@@ -251,7 +250,7 @@ def route_launch(
     return Launch(_count_kernel, (chunks,), counted, num_warps=4, num_stages=1, then=second, scratch=chunk)
 
 
-def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
+def new_routing(index: Tensor, experts: int, tile_rows: int) -> Routing:
     """Allocate the routing of `index` [T, k]."""
     pairs = index.shape[0] * index.shape[1]
     rows = capacity(pairs, experts, tile_rows)
@@ -260,7 +259,7 @@ def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
     return Routing(pair, row, tile_expert, starts, counts, index.shape[1], tile_rows)
 
 
-def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
+def route(index: Tensor, experts: int, tile_rows: int) -> Routing:
     """Sort the pairs of `index` [T, k], any integer dtype, contiguous, by expert.
 
     One outside of 0 to experts - 1 names none: its pair has no row. tile_rows is a power of two.
@@ -299,8 +298,8 @@ def _split_kernel(
 
 
 def split_launch(
-    pair: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, early: tuple[torch.Tensor, torch.Tensor],
-    late: tuple[torch.Tensor, torch.Tensor, torch.Tensor], first: int, capability: Capability | None = None,
+    pair: Tensor, starts: Tensor, counts: Tensor, early: tuple[Tensor, Tensor],
+    late: tuple[Tensor, Tensor, Tensor], first: int, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes two parts: the tiles' experts and the counts of each, and starts of the late one.
 
@@ -362,7 +361,7 @@ def _gather_kernel(
 
 
 def gather_launch(
-    x: torch.Tensor, out: torch.Tensor, row: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, slots: int,
+    x: Tensor, out: Tensor, row: Tensor, starts: Tensor, counts: Tensor, slots: int,
     tile_rows: int, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes the sorted copy [P, H], contiguous, of x [T, H], any strides.
@@ -380,7 +379,7 @@ def gather_launch(
     return Launch(_gather_kernel, grid, arguments, num_warps=4, num_stages=1)
 
 
-def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+def gather(x: Tensor, routing: Routing) -> Tensor:
     """Return x [T, H] in sorted rows [P, H]; padding is zero as far as a multiple of ZEROS, and then not written."""
     out = x.new_empty((routing.pair.shape[0], x.shape[1]))
     run(gather_launch, x, out, *routing[1:2], *routing[3:])
@@ -411,9 +410,8 @@ def _combine_kernel(
 
 
 def combine_launch(
-    y: torch.Tensor, weights: torch.Tensor | None, row: torch.Tensor, out: torch.Tensor, slots: int,
-    capability: Capability | None = None,
-) -> Launch:  # fmt: skip
+    y: Tensor, weights: Tensor | None, row: Tensor, out: Tensor, slots: int, capability: Capability | None = None
+) -> Launch:
     """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
     block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
     token, slot = (None, None) if weights is None else weights.stride()
@@ -427,9 +425,8 @@ def combine_launch(
 
 
 def combine(
-    y: torch.Tensor, weights: torch.Tensor | None, routing: Routing, out: torch.Tensor | None = None,
-    tokens: slice | None = None,
-) -> torch.Tensor:  # fmt: skip
+    y: Tensor, weights: Tensor | None, routing: Routing, out: Tensor | None = None, tokens: slice | None = None
+) -> Tensor:
     """Return [T, H]: fp32 sums of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1.
 
     out: where they are written, if not to a new tensor. tokens: of which they are written, if not of all.

@@ -12,6 +12,7 @@ Source: Unsloth (github.com/unslothai/unsloth), its fused SwiGLU for LoRA.
 """
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.ops.gate import definition
 from swiglu_kernels.ops.gate.arithmetic import round_to
@@ -66,24 +67,24 @@ def _dwf_dw_dfg_kernel(dw_ptr, e_ptr, g_ptr, n_elements, BLOCK_SIZE: tl.constexp
     tl.store(g_ptr + offsets, round_to(dg * s * (1.0 + e * (1.0 - s)), dtype), mask=mask)
 
 
-def _launch(kernel: object, tensors: dict[str, torch.Tensor]) -> Launch:
+def _launch(kernel: object, tensors: dict[str, Tensor]) -> Launch:
     n_elements = next(iter(tensors.values())).numel()
     sizes = {"n_elements": n_elements, "BLOCK_SIZE": BLOCK_SIZE, "LONG_INDEXING": n_elements > LONG_INDEXING_ABOVE}
     return Launch(kernel, (triton.cdiv(n_elements, BLOCK_SIZE),), tensors | sizes, num_warps=4, num_stages=1)
 
 
-def forward_launch(e: torch.Tensor, g: torch.Tensor, h: torch.Tensor) -> Launch:
+def forward_launch(e: Tensor, g: Tensor, h: Tensor) -> Launch:
     """Describe the launch of h = silu(e) * g on contiguous tensors."""
     return _launch(_fg_kernel, {"e_ptr": e, "g_ptr": g, "h_ptr": h})
 
 
-def backward_launch(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> Launch:
+def backward_launch(dw: Tensor, e: Tensor, g: Tensor) -> Launch:
     """Describe the launch that overwrites contiguous dw, e and g with h, df and de."""
     return _launch(_dwf_dw_dfg_kernel, {"dw_ptr": dw, "e_ptr": e, "g_ptr": g})
 
 
 @operator("unsloth_silu_mul")
-def _unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, overwrite: bool) -> torch.Tensor:
+def _unsloth_silu_mul(gate: Tensor, up: Tensor, overwrite: bool) -> Tensor:
     h = gate.new_empty(gate.shape)
     run(forward_launch, gate.contiguous(), up.contiguous(), h)
     return h
@@ -93,7 +94,7 @@ _unsloth_silu_mul.register_fake(lambda gate: gate.new_empty(gate.shape))
 
 
 @torch.library.custom_op("swiglu_kernels::unsloth_backward_", mutates_args=("dw", "e", "g"))
-def _unsloth_backward_(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> None:
+def _unsloth_backward_(dw: Tensor, e: Tensor, g: Tensor) -> None:
     """Overwrite dw, e and g with h, df and de; a non-contiguous buffer is worked on as a copy and written back."""
     buffers = (dw, e, g)
     if dw.numel() > 0 and len({buffer.data_ptr() for buffer in buffers}) < 3:
@@ -105,15 +106,11 @@ def _unsloth_backward_(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> No
             buffer.copy_(result)
 
 
-@_unsloth_backward_.register_fake
-def _(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> None:
-    return None
+_unsloth_backward_.register_fake(lambda dw, e, g: None)
 
 
 @operator("unsloth_backward")
-def _unsloth_backward(
-    dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _unsloth_backward(dw: Tensor, e: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (h, df, de) in new buffers: the in-place kernel, run on copies."""
     h, df, de = (buffer.clone(memory_format=torch.contiguous_format) for buffer in (dw, e, g))
     run(backward_launch, h, df, de)
@@ -153,7 +150,7 @@ _unsloth_silu_mul.register_autograd(_backward, setup_context=_setup_context)
 refuse_double_backward(_unsloth_backward)
 
 
-def swiglu_fg_kernel(e: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+def swiglu_fg_kernel(e: Tensor, g: Tensor) -> Tensor:
     """Return h = silu(e) * g, contiguous, with silu(e) rounded to the input dtype before the product.
 
     Not differentiable: `unsloth_silu_mul` is. Source: Unsloth's function of this name.
@@ -176,9 +173,7 @@ def swiglu_fg_kernel(e: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         return _unsloth_silu_mul(e, g, False)
 
 
-def swiglu_DWf_DW_dfg_kernel(
-    DW: torch.Tensor, e: torch.Tensor, g: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def swiglu_DWf_DW_dfg_kernel(DW: Tensor, e: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Overwrite DW, e and g with h, df and de, and return them in this order.
 
     Args:
@@ -209,7 +204,7 @@ def swiglu_DWf_DW_dfg_kernel(
     return DW, e, g
 
 
-def unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, *, overwrite: bool = False) -> torch.Tensor:
+def unsloth_silu_mul(gate: Tensor, up: Tensor, *, overwrite: bool = False) -> Tensor:
     """Return `silu(gate) * up`, contiguous, through the Unsloth-style kernels, differentiable.
 
     Args:

@@ -20,27 +20,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import hopper_forward, hopper_products, hopper_row, hopper_transposed, hopper_weights
 from swiglu_kernels.runtime.backend import INTERPRETING, capability_of, card_of
 from swiglu_kernels.runtime.launch import vectorises
-from swiglu_kernels.tiles import cards, here
-from swiglu_kernels.tiles.candidates import (
-    BY_TORCH,
-    KERNELS,
-    LINE,
-    MEASURED,
-    SECTOR,
-    Choice,
-    Kernel,
-    Schedule,
-    TileProblem,
-    by_hand_is_possible,
-    by_table,
-    rows_begin_at,
-)
+from swiglu_kernels.tiles import candidates, cards, here
+from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, SECTOR, Choice, Kernel, Schedule, TileProblem, by_table
 from swiglu_kernels.tiles.rules import Tile, few_tokens_tile, forward_tile
 from swiglu_kernels.tiles.tuning import lookup
 
@@ -61,8 +49,6 @@ UNALIGNED_ROWS_ELEMENTS = 50_000_000
 other part is written. A `glu` step of 36 million took 0.92 of torch.compile's, of 79 million 1.09."""
 MOST_SLOWER_WAVES = 1.02
 """Of the time of the ping-pong schedule, what the waves of wide tiles may take by their sizes alone."""
-
-
 FORWARDS: dict[Schedule, str] = {
     "ping-pong": "forward", "transposed": "transposed forward", "cooperative": "row forward",
 }  # fmt: skip
@@ -75,27 +61,25 @@ def forward_is_by_torch(at: TileProblem, by_hand: bool) -> bool:
         return False
     if by_hand:
         return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
-    most = PORTABLE_TOKENS if at.capability in (None, MEASURED) else UNMEASURED_TOKENS
+    most = PORTABLE_TOKENS if at.capability in (None, candidates.MEASURED) else UNMEASURED_TOKENS
     return at.hidden % SECTOR > 0 or at.tokens > most
 
 
 def _plain_forward_is_by_torch(at: TileProblem) -> bool:
     kernel = "row forward" if at.tokens <= hopper_row.MOST_TOKENS else "forward"
-    return at.capability is not None and forward_is_by_torch(at, by_hand_is_possible(at, kernel))
+    return at.capability is not None and forward_is_by_torch(at, candidates.by_hand_is_possible(at, kernel))
 
 
 def weight_grad_is_by_torch(at: TileProblem) -> bool:
     """Whether d_w_gate and d_w_up are PyTorch's products where nothing was tuned."""
-    if at.capability is None or 0 in at.sizes:
-        return False
-    if at.tokens == 1 and at.capability == MEASURED:
+    if at.capability is None or 0 in at.sizes or (at.tokens == 1 and at.capability == candidates.MEASURED):
         return False
     elements = at.hidden * at.intermediate
-    if not by_hand_is_possible(at, "dW") or not cards.weight_grad_by_hand(at.card, at.tokens, elements):
+    if not candidates.by_hand_is_possible(at, "dW") or not cards.weight_grad_by_hand(at.card, at.tokens, elements):
         return True
-    if rows_begin_at(LINE, at.hidden, at.intermediate):
+    if candidates.rows_begin_at(candidates.LINE, at.hidden, at.intermediate):
         return False
-    if rows_begin_at(SECTOR, at.hidden, at.intermediate):
+    if candidates.rows_begin_at(SECTOR, at.hidden, at.intermediate):
         return at.tokens > SECTOR_ROWS_TOKENS
     return at.tokens > UNALIGNED_ROWS_TOKENS or elements > UNALIGNED_ROWS_ELEMENTS
 
@@ -108,7 +92,7 @@ def forward_by_hand(at: TileProblem, stores_preact: bool) -> Choice | None:
             return Choice("transposed", tile)
         wide = hopper_forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
         return Choice("ping-pong", wide)
-    in_sectors = rows_begin_at(SECTOR, at.hidden, at.intermediate)
+    in_sectors = candidates.rows_begin_at(SECTOR, at.hidden, at.intermediate)
     if in_sectors and few_tokens_tile(at.tokens, at.hidden, at.intermediate, at.multiprocessors) is not None:
         return None
     return Choice("cooperative", hopper_row.tile_for(at.intermediate, at.multiprocessors))
@@ -189,7 +173,7 @@ KERNELS |= {
 
 
 def forward(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, stored: bool = False,
+    x: Tensor, w_gate: Tensor, w_up: Tensor, z: Tensor, stored: bool = False,
     has_bias: bool = False, formula: Formula = PLAIN, launch: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose what makes z.
@@ -205,12 +189,8 @@ def forward(
     name = "forward-preact" if stored else "forward"
     at = here.problem_of(x, (*x.shape, w_gate.shape[0]))
     tuned = lookup(name, x, *at.sizes) if formula == PLAIN and not has_bias else None
-    if has_bias:
-        aside: str | None = "the hand-scheduled kernels have no biases"
-    elif formula != PLAIN:
-        aside = ONLY_PLAIN
-    else:
-        aside = hopper_forward.why_not(x, w_gate, w_up, at.capability)
+    aside = "the hand-scheduled kernels have no biases" if has_bias else None if formula == PLAIN else ONLY_PLAIN
+    aside = aside or hopper_forward.why_not(x, w_gate, w_up, at.capability)
     why = here.why_unmeasured(x.device) or aside
     if not (launch or INTERPRETING or 0 in at.sizes):
         if tuned == BY_TORCH:
@@ -221,9 +201,7 @@ def forward(
     return replace(choice, why=why or "") if choice.schedule == "portable" else choice
 
 
-def recompute(
-    dz: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, d_gate: torch.Tensor
-) -> Choice:
+def recompute(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor, d_gate: Tensor) -> Choice:
     """Choose the launch that makes d_gate and d_up where x alone was saved."""
     at = here.problem_of(x, (*x.shape, w_gate.shape[0]))
     tuned = lookup("recompute", x, *at.sizes)
@@ -231,9 +209,8 @@ def recompute(
 
 
 def input_grad(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], dx: torch.Tensor, dz: torch.Tensor | None = None,
-    accumulate: bool = False,
-) -> Choice:  # fmt: skip
+    pairs: Sequence[tuple[Tensor, Tensor]], dx: Tensor, dz: Tensor | None = None, accumulate: bool = False
+) -> Choice:
     """Choose the launch that makes dX of (d_gate, w_gate) and (d_up, w_up), or on the fly of dz, gate and up."""
     (gate, w_gate), (_, w_up) = pairs
     name = "input-grad" if dz is None else "input-grad-fused"
@@ -245,9 +222,7 @@ def input_grad(
     return here.choose(name, at, tuned, "it adds", aligned) if accumulate and choice.schedule == "portable" else choice
 
 
-def weight_grad(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], outs: Sequence[torch.Tensor], dz: torch.Tensor | None = None
-) -> Choice:
+def weight_grad(pairs: Sequence[tuple[Tensor, Tensor]], outs: Sequence[Tensor], dz: Tensor | None = None) -> Choice:
     """Choose the launch that makes both weight gradients of (d_gate, x) and (d_up, x), or of dz, gate, up and x."""
     gate, x = pairs[0]
     name = "weight-grad" if dz is None else "weight-grad-fused"
@@ -260,7 +235,7 @@ def weight_grad(
 
 
 def resolve(
-    weight_grad: str, save: str, input_grad: str, x: torch.Tensor, intermediate: int, chunk_tokens: int = 0
+    weight_grad: str, save: str, input_grad: str, x: Tensor, intermediate: int, chunk_tokens: int = 0
 ) -> tuple[str, str, str]:
     """Return (weight_grad, save, input_grad) with every "auto" replaced by what is fastest for x [tokens, hidden].
 
@@ -272,7 +247,7 @@ def resolve(
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
         input_grad = "torch"
-        if fits and rows_begin_at(LINE, hidden, intermediate):
+        if fits and candidates.rows_begin_at(candidates.LINE, hidden, intermediate):
             hopper = here.hopper_multiprocessors(x.device, "dX")
             if hopper and hopper_products.sum_fills_waves(tokens, hidden, intermediate, hopper):
                 input_grad = "two_step"
@@ -289,9 +264,9 @@ def resolve(
     return weight_grad, save, input_grad
 
 
-def why_weight_grad(x: torch.Tensor, intermediate: int) -> str:
+def why_weight_grad(x: Tensor, intermediate: int) -> str:
     """Say on what "auto" bases its choice for weight gradients: a tuned choice, or a card that was measured."""
     card = card_of(x.device)
     if lookup("weight-grad", x, x.shape[0], x.shape[1], intermediate) is not None:
         return f"tuned on this {card}"
-    return cards.measured_on(card) if capability_of(x.device) == MEASURED else here.why_unmeasured(x.device)
+    return cards.measured_on(card) if capability_of(x.device) == candidates.MEASURED else here.why_unmeasured(x.device)

@@ -43,7 +43,6 @@ _OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in R
 Blocks = dict[str, tuple[torch.Tensor, int, int]]
 """By names of arguments: a matrix, and the rows and columns of the blocks of it that TMA moves."""
 
-
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
@@ -198,14 +197,11 @@ def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capabilit
         capability: of the GPU that would run it; None for none.
     """
     kernel = "row forward" if x.shape[0] <= ROWS else "forward"
-    reason = shared.missing_for(kernel, capability, x, w_gate, w_up)
-    if reason is not None:
+    if reason := shared.missing_for(kernel, capability, x, w_gate, w_up):
         return reason
     if (w_gate.shape[0] * x.element_size()) % ALIGNMENT_BYTES:
         return f"a row of z is not a multiple of {ALIGNMENT_BYTES} bytes"
-    if not all(map(fits_tma, (x, w_gate, w_up))):
-        return shared.NO_TMA
-    return None
+    return None if all(map(fits_tma, (x, w_gate, w_up))) else shared.NO_TMA
 
 
 def forward_launch(

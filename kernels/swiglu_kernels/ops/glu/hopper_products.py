@@ -27,7 +27,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
+from torch import Tensor
 
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor, fits_tma
@@ -54,7 +54,7 @@ LEAST_GATE_TOKENS, LEAST_GATE_ELEMENTS = 512, 5_600_000
 """Tokens, and elements of d_gate, from which `gate_backward_launch` is faster than PyTorch's product and an elementwise
 launch behind it; below, its tiles are too few (results/nvidia-h200/parts.csv)."""
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+Pair = tuple[Tensor, Tensor]
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
@@ -298,9 +298,7 @@ if GLUON_MISSING is None:
         )  # fmt: skip
 
 
-def why_not(
-    kernel: str, pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: Capability | None
-) -> str | None:
+def why_not(kernel: str, pairs: Sequence[Pair], stored: Sequence[Tensor], capability: Capability | None) -> str | None:
     """Say why products cannot take this path, or return None where they can.
 
     Args:
@@ -310,8 +308,7 @@ def why_not(
         capability: of the GPU that would run it; None for none.
     """
     operands = [operand for pair in pairs for operand in pair]
-    reason = shared.missing_for(kernel, capability, *operands)
-    if reason is not None:
+    if reason := shared.missing_for(kernel, capability, *operands):
         return reason
     if kernel == "dW" and stored[0].dtype != operands[0].dtype:
         return "gradients that are added to float32 are the portable kernels'"
@@ -350,9 +347,8 @@ def transposed_fills_waves(rows: int, columns: int, processors: int) -> bool:
 
 
 def sum_launch(
-    pairs: Sequence[Pair], out: torch.Tensor, schedule: str | None = None, tile: Tile | None = None,
-    accumulate: bool = False,
-) -> Launch:  # fmt: skip
+    pairs: Sequence[Pair], out: Tensor, schedule: str | None = None, tile: Tile | None = None, accumulate: bool = False
+) -> Launch:
     """Describe the launch that writes A_0 B_0, or A_0 B_0 + A_1 B_1; ask `why_not` first.
 
     Args:
@@ -379,7 +375,7 @@ def _rows_in_turn(schedule: str, rows: int, columns: int, processors: int) -> in
     return waves(rows, columns, TILE_ROWS[schedule], TILE, processors) * TILE_ROWS[schedule]
 
 
-def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile: Tile | None = None) -> Launch:
+def transposed_launch(pairs: Sequence[Pair], outs: Sequence[Tensor], tile: Tile | None = None) -> Launch:
     """Describe the launch that writes A^T B of one pair, or of two pairs of equal shapes; ask `why_not` first.
 
     Args:
@@ -391,8 +387,8 @@ def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile:
 
 
 def gate_backward_launch(
-    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
-    h: torch.Tensor | None, tile: Tile | None = None,
+    d_out: Tensor, w_down: Tensor, preactivations: Pair, d_gate: Tensor, d_up: Tensor,
+    h: Tensor | None, tile: Tile | None = None,
 ) -> Launch:  # fmt: skip
     """Describe what `portable_mlp.down_backward_launch` does, for silu(gate) * up; ask `why_not` first.
 
@@ -402,14 +398,12 @@ def gate_backward_launch(
 
 
 def _launch(
-    pairs: Sequence[Pair], outs: Sequence[torch.Tensor], schedule: str, transposed: bool = False,
-    preactivations: Pair | None = None, h: torch.Tensor | None = None, tile: Tile | None = None,
-    accumulate: bool = False,
+    pairs: Sequence[Pair], outs: Sequence[Tensor], schedule: str, transposed: bool = False,
+    preactivations: Pair | None = None, h: Tensor | None = None, tile: Tile | None = None, accumulate: bool = False,
 ) -> Launch:  # fmt: skip
     stages, group = (tile.stages, tile.group) if tile else (STAGES[schedule], GROUP)
     (left, right), (M, N) = pairs[0], outs[0].shape
-    K = right.shape[0]
-    rows = TILE_ROWS[schedule]
+    K, rows = right.shape[0], TILE_ROWS[schedule]
     # Whether the axis that is summed over is not the contiguous one.
     a_across, b_across = (left.stride(1) == 1) == transposed, right.stride(1) == 1
     gated = preactivations is not None
@@ -418,19 +412,15 @@ def _launch(
     rights = [descriptor(b, *((DEPTH, TILE) if b_across else (TILE, DEPTH))) for _, b in pairs]
     last = next((depth for depth in LAST if 0 < K % DEPTH <= depth), 0) if transposed and a_across and b_across else 0
     lasts = [[descriptor(matrix, last, TILE) if last else None for matrix in side] for side in zip(*pairs, strict=True)]
-    stored = {"out_0": outs[0], "out_1": outs[-1]}
-    if preactivations:
-        stored |= {"gate": preactivations[0], "up": preactivations[1]}
-    if h is not None:
-        stored["h"] = h
+    gate, up = preactivations or (None, None)
+    stored = {"out_0": outs[0], "out_1": outs[-1], "gate": gate, "up": up, "h": h}
     part = READ_PART if gated or accumulate else PART
     arguments: dict[str, object] = {"a_0": lefts[0], "a_1": lefts[-1], "b_0": rights[0], "b_1": rights[-1]}
     arguments |= {"a_0_last": lasts[0][0], "a_1_last": lasts[0][-1], "b_0_last": lasts[1][0], "b_1_last": lasts[1][-1]}
-    arguments |= {"h": None, "gate": None, "up": None}
-    arguments |= {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
+    arguments |= {name: None if made is None else descriptor(made, TILE, part) for name, made in stored.items()}
     arguments |= {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part, "LAST": last}
     arguments |= {"STAGES": stages, "GROUP": group, "A_ACROSS": a_across, "B_ACROSS": b_across, "ADD": accumulate}
-    arguments |= {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs}
-    arguments |= {"GATE": gated, "STORE_H": h is not None}
+    arguments |= {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated}
+    arguments["STORE_H"] = h is not None
     programs = min(outputs * -(-M // rows) * -(-N // TILE), multiprocessors(outs[0].device))
     return Launch(_product_kernel, (programs,), arguments, CONSUMER_WARPS, stages)

@@ -32,7 +32,6 @@ STAGES = {1: 6, 2: 4}
 _BLOCKS = (f"{name}_{part}" for name in ("x", "w_gate", "w_up") for part in PARTS if (name, part) != ("x", 8))
 _OPTIONAL = (*_BLOCKS, "gate_out", "up_out")
 
-
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import torch
 
-from swiglu_kernels.hopper import buffers
 from swiglu_kernels.hopper.loop import BLOCK
-from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES
 from swiglu_kernels.ops.glu import hopper_products
+from swiglu_kernels.ops.glu.hopper_forward import launch_of
 from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles.rules import Tile, waves
@@ -156,8 +156,8 @@ def weights_launch(
     (K, M), N = a.shape, bs[0].shape[1]
     transposed = outs[0].stride(1) == 1
     tiles = -(-M // (LEFT * BLOCK)) * -(-(2 * -(-N // BLOCK)) // RIGHT)
-    blocks = {"a": a, "b_0": bs[0], "b_1": bs[1], "out_0": outs[0], "out_1": outs[1]}
-    arguments = {name: descriptor(matrix, BLOCK, BLOCK) for name, matrix in blocks.items()}
-    arguments |= {"M": M, "N": N, "K": K, "STAGES": tile.stages, "GROUP": tile.group, "TRANSPOSED": transposed}
-    grid, traps = (min(tiles, multiprocessors(a.device)),), buffers.lost("ops/glu/hopper_weights.py")
-    return Launch(_weights_kernel, grid, arguments, CONSUMER_WARPS, tile.stages, traps=traps)
+    matrices = {"a": a, "b_0": bs[0], "b_1": bs[1], "out_0": outs[0], "out_1": outs[1]}
+    blocks = {name: (matrix, BLOCK, BLOCK) for name, matrix in matrices.items()}
+    others = {"M": M, "N": N, "K": K, "GROUP": tile.group, "TRANSPOSED": transposed}
+    programs, file = min(tiles, multiprocessors(a.device)), "ops/glu/hopper_weights.py"
+    return launch_of(_weights_kernel, programs, tile, blocks, others, file)

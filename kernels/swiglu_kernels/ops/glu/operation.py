@@ -18,6 +18,7 @@ in one fixed order.
 """
 
 import torch
+from torch import Tensor
 
 from swiglu_kernels.ops.gate.formula import Formula, Limit
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
@@ -32,9 +33,8 @@ from swiglu_kernels.runtime.shortcuts.plan import run
 
 
 def write_forward(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor, preactivations: Pair | None,
-    biases: Biases, formula: Formula,
-) -> None:  # fmt: skip
+    x: Tensor, w_gate: Tensor, w_up: Tensor, z: Tensor, preactivations: Pair | None, biases: Biases, formula: Formula
+) -> None:
     """Write z, and gate and up if they are given, by whatever is fastest for these tensors."""
     chosen = choice.forward(x, w_gate, w_up, z, preactivations is not None, any_of(biases), formula)
     if chosen.schedule != "torch":
@@ -44,9 +44,8 @@ def write_forward(
 
 
 def multiply_and_gate(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
-    preactivations: Pair | None, biases: Biases, formula: Formula,
-) -> None:  # fmt: skip
+    x: Tensor, w_gate: Tensor, w_up: Tensor, z: Tensor, preactivations: Pair | None, biases: Biases, formula: Formula
+) -> None:
     """Write the same by two products of PyTorch and one elementwise launch."""
     made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
     for weight, bias, out in zip((w_gate, w_up), biases, made, strict=True):
@@ -54,20 +53,17 @@ def multiply_and_gate(
     run(gate_launch, *made, z, formula)
 
 
-def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Write x weight^T + bias to out by PyTorch."""
     torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
-def sum_over_tokens(gradient: torch.Tensor, out: torch.Tensor) -> None:
+def sum_over_tokens(gradient: Tensor, out: Tensor) -> None:
     """Write the fp32 sum of a [tokens, features] gradient to a bias gradient."""
     out.copy_(gradient.sum(0, dtype=torch.float32))
 
 
-def write_input_grad(
-    d_gate: torch.Tensor, d_up: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, dx: torch.Tensor,
-    input_grad: str,
-) -> None:  # fmt: skip
+def write_input_grad(d_gate: Tensor, d_up: Tensor, w_gate: Tensor, w_up: Tensor, dx: Tensor, input_grad: str) -> None:
     """Write d_gate w_gate + d_up w_up to dx."""
     if input_grad == "torch":
         plan.apply(sum_of_products, d_gate, w_gate, d_up, w_up, dx, returning=sum_of_products)
@@ -75,9 +71,7 @@ def write_input_grad(
         run(input_grad_launch, None, d_gate, d_up, w_gate, w_up, dx)
 
 
-def write_weight_grads(
-    d_gate: torch.Tensor, d_up: torch.Tensor, x: torch.Tensor, d_weights: Pair, weight_grad: str
-) -> None:
+def write_weight_grads(d_gate: Tensor, d_up: Tensor, x: Tensor, d_weights: Pair, weight_grad: str) -> None:
     """Write d_gate^T x and d_up^T x to d_weights."""
     if weight_grad != "torch":
         run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
@@ -86,19 +80,17 @@ def write_weight_grads(
             plan.apply(multiply_transposed, d_preactivation, x, d_weight, returning=multiply_transposed)
 
 
-def sum_of_products(
-    d_gate: torch.Tensor, w_gate: torch.Tensor, d_up: torch.Tensor, w_up: torch.Tensor, dx: torch.Tensor | None = None
-) -> torch.Tensor:
+def sum_of_products(d_gate: Tensor, w_gate: Tensor, d_up: Tensor, w_up: Tensor, dx: Tensor | None = None) -> Tensor:
     """Return d_gate w_gate + d_up w_up by PyTorch, in dx or in a new tensor."""
     return torch.mm(d_gate, w_gate, out=dx).addmm_(d_up, w_up)
 
 
-def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+def multiply_plainly(left: Tensor, right: Tensor, out: Tensor) -> None:
     """Write left right to out by PyTorch."""
     torch.mm(left, right, out=out)
 
 
-def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def multiply_transposed(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Return left^T right by PyTorch, in out or in a new tensor; where out alone is float32, it is added to."""
     if out is None or out.dtype == left.dtype:
         return torch.mm(left.t(), right, out=out)
@@ -107,13 +99,13 @@ def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tens
     return out.addmm_(left.t().float(), right.float())
 
 
-def _forward(given: Operands, options: Chosen, z: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+def _forward(given: Operands, options: Chosen, z: Tensor, gate: Tensor, up: Tensor) -> None:
     weights, biases = in_pairs(*given[1:5], options.layout)
     write_forward(given.x, *weights, z, (gate, up) if options.save == "preact" else None, biases, options.formula)
 
 
 def _backward(
-    dz: torch.Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
+    dz: Tensor, given: Operands, preactivations: Pair, results: Gradients, options: Chosen, in_place: bool
 ) -> None:
     x, (gate, up), formula, fused = given.x, preactivations, options.formula, options.input_grad == "fused"
     (w_gate, w_up), biases = in_pairs(*given[1:5], options.layout)
@@ -150,11 +142,11 @@ GLU = GatedOperation("glu", 5, _forward, _backward)
 
 
 def swiglu_glu(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None = None,
-    bias_up: torch.Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
+    x: Tensor, w_gate: Tensor, w_up: Tensor, bias_gate: Tensor | None = None,
+    bias_up: Tensor | None = None, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
     limit: Limit = None, up_offset: float = 0.0, weight_grad: str = "auto", save: str = "auto",
     input_grad: str = "auto", accumulate_into_main_grad: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: products and gate, on Hopper in one launch.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).

@@ -63,9 +63,8 @@ def hidden_grad(
     """
     at = here.problem_of(d_out, (*d_out.shape, w_down.shape[1]))
     tuned = lookup("mlp-hidden-grad", d_out, *at.sizes)
-    aside: str | None = ONLY_PLAIN
-    if formula == PLAIN:
-        aside = hopper_products.why_not("hidden gradient", [(d_out, w_down)], stored, at.capability)
+    aside = None if formula == PLAIN else ONLY_PLAIN
+    aside = aside or hopper_products.why_not("hidden gradient", [(d_out, w_down)], stored, at.capability)
     if not (launch or INTERPRETING or 0 in at.sizes):
         counts = tuned if formula == PLAIN or (tuned and tuned.schedule == "portable") else None
         if counts == candidates.BY_TORCH or (counts is None and (aside is not None or hidden_grad_is_by_torch(at))):

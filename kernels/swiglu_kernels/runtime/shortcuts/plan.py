@@ -141,9 +141,8 @@ class Plan:
         self.then = None if launch.then is None else Plan(launch.then, tensors)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self.values: list[Any] = []
-        # (position among the kernel's arguments, number of the tensor)
-        self.pointers: list[tuple[int, int]] = []
-        self.descriptors: list[tuple[int, int]] = []
+        self.pointers: Places = []
+        self.descriptors: Places = []
         for position, name in enumerate(launch.kernel.arg_names):
             value = launch.arguments[name]
             tensor = getattr(value, "base", value)  # a TMA descriptor has a base

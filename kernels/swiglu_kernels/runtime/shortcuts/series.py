@@ -18,9 +18,7 @@ from swiglu_kernels.runtime.shortcuts.door import Kinds
 from swiglu_kernels.runtime.shortcuts.plan import Direct, Plan, hooked
 
 _LITERALS = frozenset({type(None), bool, int, str})
-_ALLOCATE = {
-    torch.ops.aten.new_empty.default, torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default,
-}  # fmt: skip
+_ALLOCATE = {torch.ops.aten.new_empty.default, torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default}
 _VIEW = {
     torch.ops.aten.detach.default, torch.ops.aten.t.default, torch.ops.aten.slice.Tensor, torch.ops.aten.view.default,
     torch.ops.aten.select.int, torch.ops.aten.transpose.int, torch.ops.aten.alias.default,
