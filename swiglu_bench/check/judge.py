@@ -98,6 +98,8 @@ class Truth:
         return {name: expected.truth for name, expected in self.expected.items()}
 
 
+_Holding = Callable[[Mapping[str, Tensor]], str]
+"""Holds results against others that they should be close to: what is wrong, or ""."""
 _Allowances = tuple[Mapping[str, tolerance.Budget], Mapping[str, tolerance.TensorError]]
 
 
@@ -162,9 +164,7 @@ class Judge:
             return replace(self.arithmetic, additions=self.problem.case.tokens)
         return self.arithmetic
 
-    def glue_ms(
-        self, mode: Mode, draw: Draw, calls: int, names: Sequence[str], clock: Clock, recorded: bool
-    ) -> float:  # fmt: skip
+    def glue_ms(self, mode: Mode, draw: Draw, calls: int, names: Sequence[str], clock: Clock, recorded: bool) -> float:
         """Milliseconds a call that a `Chain` takes for anything but the call: inputs, cache, sums and marks."""
         results, sums = self._places(names), self._places(names)
         chain = Chain(self._reference, mode, draw, calls, sums, clock.flush, lambda: results)
@@ -188,7 +188,7 @@ class Judge:
 
     def follow(
         self, mode: Mode, draw: Draw, key: int, told: Marks, names: Sequence[str], layout: OwnLayout | None = None
-    ) -> Callable[[Mapping[str, Tensor]], str]:
+    ) -> _Holding:
         """Make the reference's calls on the inputs of a chain with these marks, and hold each mark against its own.
 
         Marks are those of gradients as they lie in a `layout`. What is returned holds the sums in the same way as that
@@ -218,7 +218,7 @@ class Judge:
             return lambda _: reason
         return wrong
 
-    def compare(self, mode: Mode, draws: Sequence[Draw]) -> Callable[[Mapping[str, Tensor]], str]:
+    def compare(self, mode: Mode, draws: Sequence[Draw]) -> _Holding:
         """Run the reference on draws; what is returned holds the sum of a contender's results against the reference's.
 
         It says what is wrong, or "". Far cheaper than a truth: a result may be as far from eager's as the budgets of
@@ -239,9 +239,7 @@ class Judge:
         }
         return budgets, truth.eager
 
-    def _holding(
-        self, expected: Produced, allowances: _Allowances, calls: int
-    ) -> Callable[[Mapping[str, Tensor]], str]:  # fmt: skip
+    def _holding(self, expected: Produced, allowances: _Allowances, calls: int) -> _Holding:
         rounding = 0.0 if calls == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * calls**0.5
         budgets, errors = allowances
 
@@ -251,7 +249,8 @@ class Judge:
                 if not value.numel():
                     continue
                 difference = torch.sub(value, right)
-                norms = [_norm(difference, 2), _norm(right, 2), _norm(difference, torch.inf)]
+                of = ((difference, 2), (right, 2), (difference, torch.inf))
+                norms = [torch.linalg.vector_norm(part, order, dtype=torch.float32) for part, order in of]
                 off, size, most = torch.stack(norms).tolist()
                 scale = size / value.numel() ** 0.5
                 if not off <= (SLACK * (budget.relative + eager.relative) + rounding) * size:
@@ -261,10 +260,6 @@ class Judge:
             return ""
 
         return wrong
-
-
-def _norm(value: Tensor, order: float) -> Tensor:
-    return torch.linalg.vector_norm(value, order, dtype=torch.float32)
 
 
 # The truth

@@ -127,7 +127,6 @@ class Agreement:
     """Median of the suite's samples, half of them before and half after the profiler's."""
     profiler_us: float
     """Median over calls of the summed durations of a call's kernels."""
-
     between_us: float = 0.0
     """Between events and kernels: what ours is longer for one element. A part of every time of ours, long or short."""
 
