@@ -26,9 +26,7 @@ Pause = Callable[[], AbstractContextManager[object]]
 _backward, _no_grad = torch.autograd.backward, torch.no_grad
 TURN = 128
 """Rows by which each micro-batch of a step is turned against the next: a multiple of the groups of all quantisers."""
-NEGATED = {
-    Scope.GLU: ("w_up", "bias_up"), **dict.fromkeys((Scope.MLP, Scope.EXPERTS), ("w_down", "bias_down")),
-}  # fmt: skip
+NEGATED = {Scope.GLU: ("w_up", "bias_up"), **dict.fromkeys((Scope.MLP, Scope.EXPERTS), ("w_down", "bias_down"))}
 """What changes its sign between steps of several micro-batches: so do all results but the gradients of these."""
 
 

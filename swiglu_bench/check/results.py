@@ -338,22 +338,19 @@ SETTINGS: dict[str, _Setting] = {
     ),
     "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's anomaly mode": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "torch's deterministic mode": (
-        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms,
-    ),
+    "torch's deterministic mode": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     "torch's precision of fp32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "torch's flags of its libraries": _each(
         _FLAGS, lambda flag: getattr(*flag), lambda flag, value: setattr(flag[0], flag[1], value)
     ),
     "torch's flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
     "torch's autocast": _each(("cpu", "cuda"), torch.is_autocast_enabled, torch.set_autocast_enabled),
-    "torch's threads in a backward": (
-        torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled,
-    ),
+    "torch's threads in a backward": (torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
     "hooks of all modules": _each(_HOOKS, dict, _refill),
     "hooks of new threads": _each(
         ((threading.getprofile, threading.setprofile), (threading.gettrace, threading.settrace)),
-        lambda pair: pair[0](), lambda pair, hook: pair[1](hook),
+        lambda pair: pair[0](),
+        lambda pair, hook: pair[1](hook),
     ),
     "the garbage collector's thresholds": (gc.get_threshold, lambda values: gc.set_threshold(*values)),
     "the interval between threads": (sys.getswitchinterval, sys.setswitchinterval),
@@ -361,13 +358,14 @@ SETTINGS: dict[str, _Setting] = {
     "the profile hook": (sys.getprofile, sys.setprofile),
     "hooks on saved tensors": (_saved_tensors_hooks, lambda hooks: _pop_saved_tensors_hooks()),
     "signal handlers": _each(
-        signal.valid_signals() - {getattr(signal, name, 0) for name in ("SIGKILL", "SIGSTOP")}, signal.getsignal,
+        signal.valid_signals() - {getattr(signal, name, 0) for name in ("SIGKILL", "SIGSTOP")},
+        signal.getsignal,
         lambda number, handler: signal.signal(number, handler) if handler is not None else None,
     ),
     "the environment": (_environment, _set_environment),
     "the current folder": (_folder, os.chdir),
     "NumPy's handling of errors": (numpy.geterr, lambda kinds: numpy.seterr(**kinds)),
-}  # fmt: skip
+}
 """What changes a model's results or its other work, by the name that a row says: read, and put back."""
 PUT_BACK: dict[str, _Setting] = {
     "the garbage collector": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),

@@ -228,9 +228,8 @@ def _quack() -> Compute:
         @staticmethod
         def forward(ctx: Any, x: Tensor, w_gate_up: Tensor, token: Tensor, starts: Tensor, keeps: bool) -> Tensor:
             both, hidden = gemm_gated(
-                x, w_gate_up.mT, activation="swiglu", cu_seqlens_m=starts, A_idx=token, tuned=False,
-                store_preact=keeps,
-            )  # fmt: skip
+                x, w_gate_up.mT, activation="swiglu", cu_seqlens_m=starts, A_idx=token, tuned=False, store_preact=keeps
+            )
             ctx.save_for_backward(x, w_gate_up, token, starts, both)
             return hidden
 

@@ -242,10 +242,8 @@ def without_exchanges(part: Problem, known: Implementation, rank: int) -> Step:
 
 _DISPATCHERS: dict[str, tuple[str, dict[str, str]]] = {
     ALLTOALL: ("MoEAlltoAllTokenDispatcher", {"moe_token_dispatcher_type": "alltoall"}),
-    DEEPEP: (
-        "MoEFlexTokenDispatcher", {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
-    ),
-}  # fmt: skip
+    DEEPEP: ("MoEFlexTokenDispatcher", {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}),
+}
 """Of megatron.core: the class, and what its configuration says of it."""
 _GROUPED: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 

@@ -127,9 +127,7 @@ class Chains:
         if not reason:
             self._recorded.add(name)
 
-    def _groups(
-        self, claimed_ms: Mapping[str, float], baseline: str, without: Collection[str]
-    ) -> list[list[str]]:  # fmt: skip
+    def _groups(self, claimed_ms: Mapping[str, float], baseline: str, without: Collection[str]) -> list[list[str]]:
         groups: list[list[str]] = []
         others = [name for name in self._contenders if name not in {baseline, *self._equals, *without}]
         for name in sorted(others, key=lambda name: claimed_ms[name], reverse=True):

@@ -31,7 +31,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.admission import results_of
-from swiglu_bench.worker.chains import LEAST_SHARE, SHARE, Unsettled, WrongResult, WrongTime, allowed_ms  # fmt: skip
+from swiglu_bench.worker.chains import LEAST_SHARE, SHARE, Unsettled, WrongResult, WrongTime, allowed_ms
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import SampleReport
@@ -167,9 +167,8 @@ class Turns:
     """The turns of a case's contenders."""
 
     def __init__(
-        self, device: str, equals: Sequence[Contender], others: Sequence[Contender],
-        again: Callable[[Rounds], Rounds],
-    ) -> None:  # fmt: skip
+        self, device: str, equals: Sequence[Contender], others: Sequence[Contender], again: Callable[[Rounds], Rounds]
+    ) -> None:
         """`equals` are processes of the baseline. `again` plays as many rounds once more, which look the same."""
         self._device, self._again = device, again
         self._equals = [contender.name for contender in equals]
