@@ -228,9 +228,7 @@ class Implementation:
             return f"It supports at most {self.most_tokens} tokens."
         needs = case.shape.extras.offers + case.shape.is_local * ("other_ranks",)
         lacks = [name for name in needs if name not in self.offers]
-        if lacks:
-            return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
-        return None
+        return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}." if lacks else None
 
     def _has(self, module: str) -> bool:
         """Whether its processes find a module."""

@@ -176,8 +176,7 @@ def dense_shapes(text: str, command: str, seed: int = 0) -> list[Shape]:
 
 def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
     """What one word of `--shapes`, or of a sweep's list, names."""
-    sizes = re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word)
-    if sizes:
+    if sizes := re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word):
         hidden, intermediate = int(sizes[1]), int(sizes[2])
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
@@ -186,8 +185,7 @@ def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
         return random_shapes(word, seed)
     known = config_names()
     if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
-        model = files.config_file(word)
-        if model:
+        if model := files.config_file(word):
             try:
                 return [ShapeFile.model_validate(fields).shape(name) for name, fields in files.blocks(model)]
             except pydantic.ValidationError as error:

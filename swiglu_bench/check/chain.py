@@ -96,8 +96,7 @@ class Chain:
                 self._graph()
             else:
                 self._step(self._waiting.pop(0) if self._waiting else None)
-        marks: Marks = self._marks.view(torch.int32).tolist()
-        return marks
+        return self._marks.view(torch.int32).tolist()
 
     def _start(self, key: int) -> None:
         for place in self._sums.values():

@@ -61,8 +61,7 @@ def new_draw() -> Draw:
 
 def torch_dtype(case: Case) -> torch.dtype:
     """The torch dtype of a case."""
-    dtype: torch.dtype = getattr(torch, case.dtype.value)
-    return dtype
+    return getattr(torch, case.dtype.value)
 
 
 def sizes(case: Case) -> dict[str, tuple[int, ...]]:

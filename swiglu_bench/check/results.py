@@ -185,8 +185,7 @@ class Letterbox:
         Its name goes at once: mapped memory stays, and none is left behind by processes that are killed. With
         --in-process the maker opens it itself, whose own memory CUDA refuses to map.
         """
-        own = MADE_HERE.get(address)
-        if own:
+        if own := MADE_HERE.get(address):
             return cls(own._memory, sizes, dtype)
         told = pickle.loads(address)
         if isinstance(told, dict):
@@ -222,8 +221,7 @@ def _opened_anew(told: Mapping[str, Any]) -> Tensor:
     """
     shared_cache.pop(tuple(told.get(name) for name in PLACE), None)
     kinds = {"tensor_cls": Tensor, "storage_cls": torch.storage.TypedStorage, "dtype": torch.uint8}
-    memory: Tensor = rebuild_cuda_tensor(**told, **kinds)
-    return memory
+    return rebuild_cuda_tensor(**told, **kinds)
 
 
 def _mapped(name: str, length: int) -> Tensor:

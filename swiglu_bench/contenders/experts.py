@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 GROUPED_ALIGNMENT = 8
 """torch's grouped product needs rows that step by 16 bytes."""
-
-
 _row = partial(implementation, scopes=(Scope.EXPERTS,), weight_layout="packed")
 
 
@@ -492,7 +490,6 @@ TRANSFORMERS = tuple(
     for name, fields in _OF_TRANSFORMERS.items()
 )
 
-
 FUSED: dict[str, dict[str, Any]] = {}
 """Options of `swiglu_experts`, by the names of the rows that call it."""
 
@@ -506,8 +503,7 @@ def fused(problem: Problem, group: Any = None, **choices: Any) -> Step:
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         biases: dict[str, Any] = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
-        found: Tensor = call(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
-        return found
+        return call(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
 
     return packed(problem, forward)
 

@@ -141,8 +141,7 @@ def _linears(problem: Problem, make: Callable[[int, int], Module]) -> tuple[Modu
 
     def forward(x: Tensor) -> Tensor:
         hidden = silu_mul(layers["w_gate"](x), layers["w_up"](x))
-        out: Tensor = layers["w_down"](hidden) if "w_down" in layers else hidden
-        return out
+        return layers["w_down"](hidden) if "w_down" in layers else hidden
 
     return layers, forward
 

@@ -53,8 +53,7 @@ class ScaledLinear:
 
     def train(self, x: Tensor, weight: Tensor, ends: Tensor | None = None, order: Tensor | None = None) -> Tensor:
         """x [rows, k] times weight [n, k] or [experts, n, k], quantised in the call, with gradients."""
-        product: Tensor = _Product.apply(self, x, weight, ends, order)
-        return product
+        return _Product.apply(self, x, weight, ends, order)
 
 
 class _Product(torch.autograd.Function):

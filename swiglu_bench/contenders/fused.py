@@ -86,8 +86,7 @@ def build_mlp(problem: Problem, split: Any = None, **choices: Any) -> Step:
     tensors = tuple(problem.parameters.values())
 
     def run(x: Tensor, mlp: Any = swiglu_mlp) -> Tensor:
-        out: Tensor = mlp(x, *tensors, limit=problem.extras.limit, **choices)
-        return out
+        return mlp(x, *tensors, limit=problem.extras.limit, **choices)
 
     aside = "chunk_tokens" if "chunk_tokens" in choices else None
     return Step(run if split is None else partial(split.mlp, run=run, aside=aside))

@@ -247,8 +247,7 @@ class Chains:
             return took_ms / made - glue_ms
         if len(marks) != each:
             raise WrongResult(f"it reports {len(marks)} calls instead of {each}")
-        wrong = self._court.judge.compare_chain(name, draw, key, marks, names)
-        if wrong:
+        if wrong := self._court.judge.compare_chain(name, draw, key, marks, names):
             raise WrongResult(f"{wrong}, in the sum of {each} calls in a row")
         return took_ms / made - glue_ms
 

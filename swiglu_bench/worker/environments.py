@@ -176,8 +176,7 @@ def with_packages(
         if not found:
             names = [each.name for each in known]
             raise BadInput(f"--with {text}: no chosen implementation is called {name!r}; {did_you_mean(name, names)}")
-        elsewhere = next((each.name for each in found if each.python), "")
-        if elsewhere:
+        if elsewhere := next((each.name for each in found if each.python), ""):
             raise BadInput(f"--with {text}: {elsewhere} has an interpreter of its own; install packages there.")
         for word in words:
             requirements = packages.replace("{}", word).split()

@@ -265,8 +265,7 @@ class JudgeBench:
             place.fill_(math.nan)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        old = self._boxes.pop((contender, kind), None)
-        if old:
+        if old := self._boxes.pop((contender, kind), None):
             old.close()
         self._boxes[contender, kind] = box
         return box.address(), found

@@ -122,8 +122,7 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
 
 def inapplicable(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> str | None:
     """Why the implementation does not take part in the case, or None."""
-    refusal = implementation.refuses(case)
-    if refusal:
+    if refusal := implementation.refuses(case):
         return refusal
     if settings.task is Task.TIME and case.mode is not Mode.FORWARD and implementation.trains == "nothing":
         return "It has no backward."

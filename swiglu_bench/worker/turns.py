@@ -99,8 +99,7 @@ class RoundJudge:
         wrong: dict[str, Exception] = {}
         for draw, reports in self._delivered.items():
             for name, report in reports.items():
-                faults = {n: fault for n, fault in results_of(report, self._names(name)).items() if fault}
-                if faults:
+                if faults := {n: fault for n, fault in results_of(report, self._names(name)).items() if fault}:
                     wrong[name] = WrongResult("; ".join(f"{n}: {fault.reason}" for n, fault in faults.items()))
             sound = {name: list(self._names(name)) for name in reports if name not in wrong}
             found = self.court.judge.compare(draw, sound) if sound else {}
@@ -122,8 +121,7 @@ class RoundJudge:
         wrong: dict[str, Exception] = {}
         for name, report in reports.items():
             results = results_of(report, self._names(name))
-            failed = [check for check in self.court.judge.judge(name, draw, results, "{}", False) if not check.ok]
-            if failed:
+            if failed := [check for check in self.court.judge.judge(name, draw, results, "{}", False) if not check.ok]:
                 wrong[name] = WrongResult("; ".join(f"{check.tensor}: {check.reason}" for check in failed))
         return wrong
 

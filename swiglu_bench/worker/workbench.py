@@ -53,7 +53,6 @@ class Workbench:
         self.settings = settings
         self._implementation = implementation
         self._device = settings.device
-        self._on_gpu = settings.device.type == "cuda"
         torch.zeros((), device=settings.device)
         self._boxes: dict[str, results.Letterbox] = {}
         self._earlier: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
@@ -159,7 +158,7 @@ class Workbench:
         before = _fingerprints(self._weights)
         chance = results.random_state()
         results.poison(problem, backward=train)
-        if self._on_gpu and _sleep is not None:
+        if self._device.type == "cuda" and _sleep is not None:
             self._hold(everywhere=bool(self._earlier[0]))
         handed: dict[str, tuple[Tensor, Tensor]] = {}
         if built.hand_over:
@@ -182,8 +181,7 @@ class Workbench:
             conduct["random state"] = "drew from a global random number generator, which SwiGLU does not need"
         self._earlier = _plain(produced), prints
         operands = self._deliver_operands(handed, conduct) if built.hand_over else None
-        if self._on_gpu:  # other processes need the memory that this one's allocator would keep
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # other processes need the memory that this one's allocator would keep
         delivered, faults = self._by_weight([n for n in delivered if n not in late], faults)
         return worker.CallReport(delivered=delivered, faults=faults, conduct=conduct, operands=operands)
 
@@ -402,8 +400,7 @@ class Workbench:
                 own = make_problem(asked.case, self._device, asked.extras, asked.seeds.weights)
                 layer.set_weights(own.parameters)
         self.clock.synchronize()
-        if self._on_gpu:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         conduct = {"inputs unchanged": f"changed its parameters {', '.join(torn)}"} if torn else {}
         return worker.UsageReport(delivered=delivered, raised=raised, built=built, conduct=conduct)
 
@@ -421,8 +418,7 @@ class Workbench:
         """Let go of the layer that scenarios were run on."""
         self._used = None
         self._boxes.pop(USAGE, None)
-        if self._on_gpu:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _put_back(self) -> None:
         self._replaced.update(results.put_functions_back())
@@ -459,8 +455,7 @@ class Workbench:
         places = self._boxes[kind].tensors
         for name, value in produced.items():
             place = places[name]
-            fault = results.form_fault(value, place.shape, place.dtype, self._device, others)
-            if fault:
+            if fault := results.form_fault(value, place.shape, place.dtype, self._device, others):
                 faults[name] = worker.FaultReport(check=fault.check, reason=fault.reason)
             else:
                 place.copy_(value)
@@ -472,15 +467,13 @@ class Workbench:
     ) -> dict[str, str]:
         found: dict[str, str] = {}
         desk = self._built.desk
-        torn = _changed(self._weights, before)
-        if torn:
+        if torn := _changed(self._weights, before):
             found["inputs unchanged"] = f"changed its parameters {', '.join(torn)}"
         now = _fingerprints(desk.given)
         desk.activations(draw)
         if train:
             desk.upstream(draw)
-        spoilt = [name for name in _changed(desk.given, now) if name not in overwrites]
-        if spoilt:
+        if spoilt := [name for name in _changed(desk.given, now) if name not in overwrites]:
             found["inputs unchanged"] = f"changed its inputs {', '.join(spoilt)}"
         return found
 
