@@ -40,6 +40,8 @@ POOL_STREAMS = 32
 RECOMPILE_LIMIT = 64
 USAGE = "usage"
 """The kind of letterbox that the judge closes as soon as it has read it; it is open here until the next one."""
+Told = tuple[list[str], dict[str, worker.FaultReport]]
+"""Names of the results that lie in a letterbox, and what is wrong with the others."""
 _sleep = getattr(torch.cuda, "_sleep", None)
 
 
@@ -428,7 +430,7 @@ class Workbench:
         self, clock: Clock, run: Callable[[], object], prepare: Callable[[], None],
         results: Callable[[], Produced], lead_us: float,
     ) -> worker.SampleReport:  # fmt: skip
-        handed: list[tuple[list[str], dict[str, worker.FaultReport]]] = []
+        handed: list[Told] = []
         taken = clock.sample(run, lead_us, prepare, lambda: handed.append(self._deliver("results", results(), [])))
         self.clock.synchronize()  # other streams of the contender's own included
         delivered, faults = self._by_weight(*handed.pop())
@@ -437,19 +439,13 @@ class Workbench:
             queue_filled=taken.queue_filled, mhz=taken.mhz, delivered=delivered, faults=faults,
         )  # fmt: skip
 
-    def _by_weight(
-        self, delivered: list[str], faults: dict[str, worker.FaultReport]
-    ) -> tuple[list[str], dict[str, worker.FaultReport]]:
+    def _by_weight(self, delivered: list[str], faults: dict[str, worker.FaultReport]) -> Told:
         """What is told of parameters of its own, told of the weights that lie in them."""
         parts = self._built.layout.parts if self._built.layout else lambda name: [name]
-        return (
-            [part for name in delivered for part in parts(name)],
-            {part: fault for name, fault in faults.items() for part in parts(name)},
-        )
+        faults = {part: fault for name, fault in faults.items() for part in parts(name)}
+        return [part for name in delivered for part in parts(name)], faults
 
-    def _deliver(
-        self, kind: str, produced: Produced, others: list[Tensor]
-    ) -> tuple[list[str], dict[str, worker.FaultReport]]:
+    def _deliver(self, kind: str, produced: Produced, others: list[Tensor]) -> Told:
         delivered: list[str] = []
         faults: dict[str, worker.FaultReport] = {}
         places = self._boxes[kind].tensors
