@@ -66,9 +66,7 @@ class QuantisedJudge(Judge):
         self.truth(draw, backward)  # for `compare`
         missing = [name for name in fp8.required(self.problem.case, self.joint) if name not in handed]
         checks = [_verdict(name, "were not handed over") for name in missing]
-        noted = _operands(
-            handed, torch.float64, lambda *operand: checks.append(_verdict(operand[0], self._wrong(*operand)))
-        )
+        noted = _operands(handed, torch.float64, lambda *given: checks.append(_verdict(given[0], self._wrong(*given))))
         answer = self._answer(activations, upstream, noted)
         expected = {name: tolerance.Expected.of(value) for name, value in answer.items()}
         again = _operands(handed, torch.float32, lambda *operand: None)

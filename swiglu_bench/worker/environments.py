@@ -243,10 +243,8 @@ def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
     key = json.dumps([sorted(requirements), kept, sys.version, find_links])
     # Some packages, such as QuACK, tell what is installed from what is being written by the name of this folder.
     folder = root().parent / "layers" / hashlib.sha256(key.encode()).hexdigest()[:16] / "site-packages"
-    pinned = all(
-        isinstance(each, Requirement) and re.fullmatch(r"==[^*,]+", str(each.specifier)) for each in named.values()
-    )
-    if pinned and folder.is_dir():
+    versions = [str(each.specifier) if isinstance(each, Requirement) else "" for each in named.values()]
+    if folder.is_dir() and all(re.fullmatch(r"==[^*,]+", version) for version in versions):
         return folder
     links = ["--find-links", os.path.abspath(find_links)] if find_links else []
     folder.parent.mkdir(parents=True, exist_ok=True)
