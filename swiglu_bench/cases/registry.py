@@ -127,7 +127,6 @@ def select(
     if twice := next((name for name in names if names.count(name) > 1), None):
         sources = " and ".join(known.source for known in catalogue if known.name == twice)
         raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
-
     files = [spec for spec in wanted if is_file(spec)]
     keep = matching(names, [spec for spec in wanted if spec not in files], NOBODY.format("--impl"))
     if not wanted:

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 from pydantic import Field
@@ -216,10 +216,8 @@ def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
 
 
 def _read(path: Path) -> Config:
-    def model(data: dict[str, Any]) -> type[ShapeFile | SweepFile]:
-        return SweepFile if "shapes" in data else ShapeFile
-
-    return files.read_yaml(path, model, "hidden, intermediate and source")
+    expected = "hidden, intermediate and source"
+    return files.read_yaml(path, lambda data: SweepFile if "shapes" in data else ShapeFile, expected)
 
 
 def random_shapes(word: str, seed: int) -> list[Shape]:

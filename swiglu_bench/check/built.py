@@ -531,13 +531,10 @@ class Call:
     def _forward(self, leaves: Sequence[Tensor]) -> None:
         output = self._built.forward(*leaves)
         if not isinstance(output, Tensor):
-            raise TypeError(f"forward returned {_kind(output)}; it has to return one tensor")
+            kind = "None" if output is None else f"a {type(output).__name__}"
+            raise TypeError(f"forward returned {kind}; it has to return one tensor")
         self._outputs.append(output)
 
 
 def _detached(output: Any) -> Any:
     return output.detach() if type(output) is Tensor else output
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -175,12 +175,6 @@ class Judge:
         chain.run(draw.seed)
         return (time.perf_counter() - began) * 1e3 / calls
 
-    @property
-    def _records(self) -> bool:
-        """Whether the reference's calls can be recorded as a CUDA graph: those of experts wait for the host."""
-        case = self.problem.case
-        return self.problem.device.type == "cuda" and case.scope is not Scope.EXPERTS and not case.precision
-
     def _places(self, names: Sequence[str]) -> dict[str, Tensor]:
         found = sizes(self.problem.case)
         found["output"] = found["upstream"]
@@ -201,7 +195,9 @@ class Judge:
         if layout:
             sums = layout.as_they_lie(sums)
         chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None, told=told, layout=layout)
-        if self._records and mode is not Mode.BACKWARD and len(told) >= RECORDED_CALLS:
+        case, long = self.problem.case, len(told) >= RECORDED_CALLS
+        waits = case.scope is Scope.EXPERTS or bool(case.precision)  # for the host: it cannot be recorded
+        if self.problem.device.type == "cuda" and mode is not Mode.BACKWARD and long and not waits:
             chain.record(self.problem.device)
         own = chain.run(key)
         budgets, eager = allowances = self._allowances(mode)

@@ -297,10 +297,6 @@ def _variables() -> frozenset[str]:
     return frozenset(name for name in (*os.environ, *OTHERS) if not name.startswith(OF_CACHES))
 
 
-def _environment() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in _variables()}
-
-
 def _set_environment(values: dict[str, str | None]) -> None:
     for name, value in values.items():
         if value is None:
@@ -360,7 +356,7 @@ SETTINGS: dict[str, _Setting] = {
         signal.getsignal,
         lambda number, handler: signal.signal(number, handler) if handler is not None else None,
     ),
-    "the environment": (_environment, _set_environment),
+    "the environment": (lambda: {name: os.environ.get(name) for name in _variables()}, _set_environment),
     "the current folder": (_folder, os.chdir),
     "NumPy's handling of errors": (numpy.geterr, lambda kinds: numpy.seterr(**kinds)),
 }

@@ -39,7 +39,6 @@ LARGE = 4
 """Products with so much less work than that may be slower than half of its rate."""
 ALIGNMENT_BYTES = 16
 """Alignment of an operand's rows below which cuBLAS is much slower."""
-
 WARMUPS, LEAST_SAMPLES, LEAST_S = 3, 9, 0.1
 """A figure is kept for a day, so a disturbance of some milliseconds must not decide it."""
 

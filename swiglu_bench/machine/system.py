@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-
 TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 

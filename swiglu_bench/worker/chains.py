@@ -52,7 +52,6 @@ TIMES_APART = 3.0
 """What it may take is what the baseline's own processes differ by in this case, so many times, within these bounds."""
 LEAST_SHARE, LEAST_MS = 0.05, {"cuda": 0.001, "cpu": 0.02}
 """What it may always take: processes of the baseline are alike in more than their times."""
-
 log = logging.getLogger(__name__)
 
 

@@ -53,7 +53,6 @@ WARMUPS, SAMPLES = 3, 11
 SLOWER = 1.15
 FEWEST_TURNS = 6
 """After a contender, below which nothing is concluded."""
-
 log = logging.getLogger(__name__)
 
 

@@ -66,10 +66,6 @@ class Workbench:
         self._state = state or results.GlobalState()
         self._replaced: set[str] = set()
 
-    @property
-    def _case(self) -> Case | None:
-        return self._problem.case if "_built" in self.__dict__ else None
-
     @cached_property
     def clock(self) -> Clock:
         """The device's clock."""
@@ -407,7 +403,7 @@ class Workbench:
         return worker.UsageReport(delivered=delivered, raised=raised, built=built, conduct=conduct)
 
     def _layer_to_use(self, asked: usage.Question) -> Built:
-        if asked.case == self._case:
+        if "_built" in self.__dict__ and asked.case == self._problem.case:
             return self._built
         key = asked.case, asked.extras, asked.seeds.weights
         if self._used is None or self._used[0] != key:
