@@ -303,6 +303,4 @@ def defined(
         nonlocal watched
         watched = into
 
-    return Step(
-        lambda *activations: _Definition.apply(run, len(activations), *activations, *weights), hand_over=hand_over
-    )
+    return Step(lambda *inputs: _Definition.apply(run, len(inputs), *inputs, *weights), hand_over=hand_over)

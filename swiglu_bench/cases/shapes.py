@@ -230,10 +230,8 @@ def random_shapes(word: str, seed: int) -> list[Shape]:
     number = re.fullmatch(r"random(-experts)?:(\d{1,5})", word)
     count, mixed = (int(number[2]), bool(number[1])) if number else (0, False)
     if not 1 <= count <= MOST_RANDOM:
-        raise BadInput(
-            f"--shapes: {word!r} does not say how many layers to draw; give random:N or random-experts:N, with N of 1 "
-            f"to {MOST_RANDOM}."
-        )
+        advice = f"give random:N or random-experts:N, with N of 1 to {MOST_RANDOM}"
+        raise BadInput(f"--shapes: {word!r} does not say how many layers to draw; {advice}.")
     source = random.Random(seed)
 
     def log_uniform(low: float, high: float) -> float:

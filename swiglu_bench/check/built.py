@@ -214,10 +214,8 @@ _DECLARE = (
 
 
 def _not_a_layout(name: str, value: object) -> TypeError:
-    return TypeError(
-        f"Step.to_canonical returned for {name!r} a {type(value).__name__} that is not a part of one of the gradients "
-        f"it was given; {_DECLARE}"
-    )
+    what = f"a {type(value).__name__} that is not a part of one of the gradients it was given"
+    return TypeError(f"Step.to_canonical returned for {name!r} {what}; {_DECLARE}")
 
 
 def _rows(name: str, found: Any, numbers: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> View:
@@ -298,11 +296,9 @@ class Built:
             self.views = find_views(self.parameters, to_canonical)
             self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = partial(take_apart, self.views)
             if trains_weights and (lost := sorted(set(self.problem.parameters) - set(self.views))):
-                raise TypeError(
-                    f"the parameters that it returns are {', '.join(map(repr, self.parameters))}, and nothing says "
-                    f"where {' and '.join(lost)} lie in them; name one w_gate_up and declare its weight_layout, or "
-                    "return a to_canonical"
-                )
+                returned, where = ", ".join(map(repr, self.parameters)), f"where {' and '.join(lost)} lie in them"
+                advice = "name one w_gate_up and declare its weight_layout, or return a to_canonical"
+                raise TypeError(f"the parameters that it returns are {returned}, and nothing says {where}; {advice}")
             known = set(self.views) <= set(self.gradients)
             self.layout = OwnLayout.of(self.parameters, self.views) if known else None
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)

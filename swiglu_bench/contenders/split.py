@@ -140,21 +140,16 @@ def check_fused(call: Callable[[], object]) -> None:
         call()
     names = {event.key for event in profile.key_averages()}
     if not any(name.startswith("symm_mem::fused_") for name in names):
-        raise NothingFused(
-            "torch.compile found no collective to pipeline with a product; it would be compile once more"
-        )
+        found = "torch.compile found no collective to pipeline with a product"
+        raise NothingFused(f"{found}; it would be compile once more")
 
 
 def _not_by_itself(problem: Problem) -> Step:
     raise AssertionError(f"It is built by `split` only: {problem.case.label}.")
 
 
-async_tp = implementation(
-    ASYNC,
-    scopes=(Scope.MLP,),
-    description="compile with torch's asynchronous tensor parallelism: collectives in pieces, overlapping products",
-    backend="inductor",
-)(_not_by_itself)
+_PIECES = "compile with torch's asynchronous tensor parallelism: collectives in pieces, overlapping products"
+async_tp = implementation(ASYNC, scopes=(Scope.MLP,), description=_PIECES, backend="inductor")(_not_by_itself)
 
 
 def why_not(known: Implementation, device_type: str, by_sequence: bool, ranks: int) -> str | None:

@@ -179,10 +179,8 @@ def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings
 def check_work(this: machine.Machine, device: torch.device, work: Mapping[Dtype, float], option: str, few: str) -> None:
     """Raise BadInput for `work`, in operations by dtype, that takes this CPU more than half an hour."""
     if device.type == "cpu" and (seconds := _seconds(this, device, work)) > REASONABLE_S:
-        raise BadInput(
-            f"{option}: this would take about {_told(seconds)} on this CPU; give a smaller one or fewer {few}, or "
-            "--budget to run it anyway."
-        )
+        advice = f"give a smaller one or fewer {few}, or --budget to run it anyway"
+        raise BadInput(f"{option}: this would take about {_told(seconds)} on this CPU; {advice}.")
 
 
 def check_sweep(
@@ -212,10 +210,10 @@ def check_sweep(
         seconds += interpreted / _interpreter_flops_per_s()
     if seconds > allowed_s:
         what = "to check the results" if timed else str(settings.task)
-        raise BadInput(
-            f"--shapes: {what} would take about {_told(seconds)} on this CPU; give smaller ones, fewer "
-            f"--tokens or --impl, or --budget {math.ceil(seconds / share)} to run it anyway."
+        advice = (
+            f"give smaller ones, fewer --tokens or --impl, or --budget {math.ceil(seconds / share)} to run it anyway"
         )
+        raise BadInput(f"--shapes: {what} would take about {_told(seconds)} on this CPU; {advice}.")
 
 
 def _seconds(this: machine.Machine, device: torch.device, work: Mapping[Dtype, float]) -> float:
