@@ -57,11 +57,7 @@ REFERENCE = implementation(
 
 def in_dtype(problem: Problem, dtype: torch.dtype, copy: bool = False) -> Problem:
     """The same problem with weights and biases in a dtype; a `copy` shares no memory."""
-
-    def cast(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.detach().to(dtype, copy=copy) for name, value in values.items()}
-
-    return replace(problem, weights=cast(problem.weights), biases=cast(problem.biases))
+    return problem.mapped(lambda value: value.detach().to(dtype, copy=copy))
 
 
 in_fp64 = partial(in_dtype, dtype=torch.float64)

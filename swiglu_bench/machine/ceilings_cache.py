@@ -138,12 +138,10 @@ class Limits:
     def _read(self) -> dict[str, MeasuredRate]:
         try:
             file = _File.model_validate_json(self.path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValidationError):
             return {}
         except OSError as error:
             self._go_without(error)
-            return {}
-        except ValidationError:
             return {}
         return file.figures if file.machine == self._key and file.checksum == file.digest() else {}
 
