@@ -220,6 +220,12 @@ class Desk:
             value *= torch.linspace(largest, least, len(value), device=value.device).exp2()[:, None].to(value.dtype)
         return value.detach()
 
+    def lay_out(self, draw: Draw) -> None:
+        """Draw all of a call, for what uses the desk's own tensors."""
+        with torch.no_grad():
+            self.activations(draw)
+            self.upstream(draw)
+
     @cached_property
     def typical_experts(self) -> Tensor:
         """The top_k_index of a typical call: of LOADS calls the median by experts without a token."""

@@ -463,15 +463,10 @@ def wanted(implementation: Implementation, case: Case) -> list[str]:
             spared.add("changed_weights")
     if "other_ranks" not in implementation.offers:
         spared.add("other_ranks")
-    return [
-        name
-        for name, asked in SCENARIOS.items()
-        if case.scope in asked.scopes
-        and name not in spared
-        and (train or not asked.trains)
-        and (weights or not asked.weights)
-        and (WEIGHTS[case.scope] or name != "changed_weights")
-    ]
+    if not WEIGHTS[case.scope]:
+        spared.add("changed_weights")
+    spared |= {n for n, asked in SCENARIOS.items() if (asked.trains and not train) or (asked.weights and not weights)}
+    return [name for name, asked in SCENARIOS.items() if case.scope in asked.scopes and name not in spared]
 
 
 def trains(implementation: Implementation, case: Case) -> bool:

@@ -1,8 +1,7 @@
 """Other projects' kernels, to compare with: liger-kernel, QuACK and flash-swiglu-mlp, as their own modules call them.
 
-In a checkout, `pip install -c constraints.txt '.[peers]'` installs the last two.
-Without a package, or on another GPU than it is made for, its
-rows are skipped with the reason.
+In a checkout, `pip install -c constraints.txt '.[peers]'` installs the last two. Without a package, or on another GPU
+than it is made for, its rows are skipped with the reason.
 """
 
 from __future__ import annotations

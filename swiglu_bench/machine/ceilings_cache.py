@@ -162,11 +162,9 @@ class Limits:
         )
 
 
-def ceilings(
-    machine: Machine, device: torch.device, dtype: torch.dtype, clock: Clock, refresh: bool = False
-) -> Ceilings:
+def ceilings(this: Machine, device: torch.device, dtype: torch.dtype, clock: Clock, refresh: bool = False) -> Ceilings:
     """The two rates that a sweep's limits are computed from; `refresh` measures them again."""
-    limits = Limits(machine, device, clock, refresh)
+    limits = Limits(this, device, clock, refresh)
     copy, product = limits.copy(), limits.product(dtype)
     at = min(copy, product, key=lambda figure: figure.at).at_text
     return Ceilings(copy.value, product.value, at, copy.unsure or product.unsure)

@@ -174,11 +174,8 @@ def profiled_us(call: Callable[[], Any], clock: Clock) -> list[float]:
         for _ in range(REPEATS):
             clock.sample(call, 200.0)
         clock.synchronize()
-    found = sorted(
-        (event.time_range.start, event.time_range.elapsed_us())
-        for event in profile.events() or []
-        if event.device_type.name == "CUDA" and SPIN not in event.name
-    )
+    seen = [event for event in profile.events() or [] if event.device_type.name == "CUDA" and SPIN not in event.name]
+    found = sorted((event.time_range.start, event.time_range.elapsed_us()) for event in seen)
     return per_call([duration for _, duration in found])
 
 

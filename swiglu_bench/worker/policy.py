@@ -210,9 +210,8 @@ def check_sweep(
         seconds += interpreted / _interpreter_flops_per_s()
     if seconds > allowed_s:
         what = "to check the results" if timed else str(settings.task)
-        advice = (
-            f"give smaller ones, fewer --tokens or --impl, or --budget {math.ceil(seconds / share)} to run it anyway"
-        )
+        enough = f"--budget {math.ceil(seconds / share)}"
+        advice = f"give smaller ones, fewer --tokens or --impl, or {enough} to run it anyway"
         raise BadInput(f"--shapes: {what} would take about {_told(seconds)} on this CPU; {advice}.")
 
 

@@ -265,7 +265,7 @@ class Workbench:
             for _ in range(1, self.settings.layers):  # built again, on the same weights in memory of their own
                 again = make_problem(self._problem.case, self._device, self._problem.extras, self._weights_seed)
                 self._layers.append(Built(self._implementation, again))
-                _lay_out(self._layers[-1], Draw(self._weights_seed))
+                self._layers[-1].desk.lay_out(Draw(self._weights_seed))
             calls = [built.recordable(mode) for built in self._layers]
             self._graph = capture(lambda: [call() for call in calls], self._device)
         except Exception as error:  # whatever a contender or CUDA has against being recorded
@@ -291,7 +291,7 @@ class Workbench:
 
         def load() -> None:
             for number, built in enumerate(layers):
-                _lay_out(built, draw if number == judged else Draw(draw.seed ^ ((number + 1) << 8)))
+                built.desk.lay_out(draw if number == judged else Draw(draw.seed ^ ((number + 1) << 8)))
 
         return self._take(self.clock, graph.replay, load, lambda: graph.result[judged](), lead_us)
 
@@ -488,12 +488,6 @@ def forget_compiled() -> None:
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     if dynamo is not None and getattr(dynamo, "FRAME_COUNTER", True):
         torch.compiler.reset()
-
-
-def _lay_out(built: Built, draw: Draw) -> None:
-    with torch.no_grad():
-        built.desk.activations(draw)
-        built.desk.upstream(draw)
 
 
 def _fingerprints(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
