@@ -271,6 +271,8 @@ _HOOKS = [
     value for name, value in vars(torch.nn.modules.module).items()
     if name.startswith("_global_") and name.endswith("hooks") and isinstance(value, dict)
 ]  # fmt: skip
+_THREAD_HOOKS = ((threading.getprofile, threading.setprofile), (threading.gettrace, threading.settrace))
+_SIGNALS = signal.valid_signals() - {getattr(signal, name, 0) for name in ("SIGKILL", "SIGSTOP")}
 
 
 def _saved_tensors_hooks() -> Any:
@@ -341,18 +343,14 @@ SETTINGS: dict[str, _Setting] = {
     "torch's autocast": _each(("cpu", "cuda"), torch.is_autocast_enabled, torch.set_autocast_enabled),
     "torch's threads in a backward": (torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
     "hooks of all modules": _each(_HOOKS, dict, _refill),
-    "hooks of new threads": _each(
-        ((threading.getprofile, threading.setprofile), (threading.gettrace, threading.settrace)),
-        lambda pair: pair[0](),
-        lambda pair, hook: pair[1](hook),
-    ),
+    "hooks of new threads": _each(_THREAD_HOOKS, lambda pair: pair[0](), lambda pair, hook: pair[1](hook)),
     "the garbage collector's thresholds": (gc.get_threshold, lambda values: gc.set_threshold(*values)),
     "the interval between threads": (sys.getswitchinterval, sys.setswitchinterval),
     "the trace hook": (sys.gettrace, sys.settrace),
     "the profile hook": (sys.getprofile, sys.setprofile),
     "hooks on saved tensors": (_saved_tensors_hooks, lambda hooks: _pop_saved_tensors_hooks()),
     "signal handlers": _each(
-        signal.valid_signals() - {getattr(signal, name, 0) for name in ("SIGKILL", "SIGSTOP")},
+        _SIGNALS,
         signal.getsignal,
         lambda number, handler: signal.signal(number, handler) if handler is not None else None,
     ),
