@@ -74,28 +74,22 @@ DTYPE_ALIASES = {
     "fp16": Dtype.FLOAT16, "f16": Dtype.FLOAT16, "half": Dtype.FLOAT16, "float16": Dtype.FLOAT16,
     "bf16": Dtype.BFLOAT16, "bfloat16": Dtype.BFLOAT16,
 }  # fmt: skip
-
 FOR_EXPERTS = (Precision.UNQUANTISED, Precision.FP8_ROWWISE)
 """The precisions of a mixture of experts: what grouped products are made for."""
-
 DENSE = (Scope.ACTIVATION, Scope.GLU, Scope.MLP)
 """The scopes of a single block; a mixture of experts has the scope `experts` alone."""
-
 INDEX = "top_k_index"
 """The activation that has no gradient: int64 [tokens, top_k], the experts of each token, none of them twice."""
-
 ACTIVATIONS = {
     Scope.ACTIVATION: ("gate", "up"), Scope.GLU: ("x",), Scope.MLP: ("x",),
     Scope.EXPERTS: ("x", INDEX, "top_k_weights"),
 }  # fmt: skip
 """The tensors that change from call to call, in the order in which an implementation's forward takes them."""
-
 WEIGHTS = {
     Scope.ACTIVATION: (), Scope.GLU: ("w_gate", "w_up"),
     **dict.fromkeys((Scope.MLP, Scope.EXPERTS), ("w_gate", "w_up", "w_down")),
 }  # fmt: skip
 """The parameters of the block, each [out_features, in_features] as in nn.Linear; experts': [experts, ...]."""
-
 BIASES = {scope: tuple(name.replace("w_", "bias_") for name in names) for scope, names in WEIGHTS.items()}
 """The vectors added to each projection where a problem has biases: each [out_features]; experts': [experts, ...]."""
 

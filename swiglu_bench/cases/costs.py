@@ -15,7 +15,6 @@ from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, INDEX, WEIGHTS, Case, 
 Product = tuple[int, int, int]
 """(m, n, k) of one matrix product."""
 Amount = TypeVar("Amount", int, list[Product])
-
 TRUTH_CHUNK = 2048
 """Tokens that the fp64 reference computes at a time."""
 

@@ -49,8 +49,7 @@ def matching(known: Sequence[str], patterns: Iterable[str], complaint: str) -> s
     """Those of the known names that match any pattern, globs included; raises BadInput for a pattern without any."""
     found: set[str] = set()
     for pattern in patterns:
-        names = fnmatch.filter(known, pattern)
-        if not names:
+        if not (names := fnmatch.filter(known, pattern)):
             raise BadInput(f"{complaint.format(pattern)}; {did_you_mean(pattern, known)}")
         found.update(names)
     return found

@@ -144,10 +144,8 @@ def config_file(word: str) -> Path | None:
     except ValueError:  # what is no name of a model
         pass
     if not isinstance(found, str):
-        raise BadInput(
-            f"--shapes: there is no file {word!r}, and no model of that name in the local Hugging Face cache; run "
-            f"'hf download {word} config.json', or give a file."
-        )
+        nowhere = f"there is no file {word!r}, and no model of that name in the local Hugging Face cache"
+        raise BadInput(f"--shapes: {nowhere}; run 'hf download {word} config.json', or give a file.")
     return Path(found)
 
 
@@ -167,10 +165,8 @@ def blocks(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise BadInput(f"{file}: it has no hidden_size; give the config.json of a Hugging Face language model.")
     gate = config.get("hidden_act") or config.get("hidden_activation")
     if gate not in GATES:
-        raise BadInput(
-            f"{file}: its hidden_act is {gate!r}, which is not SwiGLU's silu; give its sizes as HIDDENxINTERMEDIATE "
-            "to measure SwiGLU at them."
-        )
+        advice = "give its sizes as HIDDENxINTERMEDIATE to measure SwiGLU at them"
+        raise BadInput(f"{file}: its hidden_act is {gate!r}, which is not SwiGLU's silu; {advice}.")
 
     def block(suffix: str, width: str, times: int = 1, **more: Any) -> tuple[str, dict[str, Any]]:
         if width not in config:

@@ -91,9 +91,8 @@ def _group(precision: Precision, name: str, rows: int, columns: int) -> tuple[in
 def operand_sizes(case: Case) -> dict[str, tuple[int, ...]]:
     """Sizes of all operands that a case's products may have, by name.
 
-    There are w_gate, w_up, d_gate and d_up, each with its product, or w_gate_up and d_gate_up, with one for both.
-    Of experts, weights are [experts, ...], and all other operands but x have a row for each token and slot, in this
-    order.
+    There are w_gate, w_up, d_gate and d_up, each with its product, or w_gate_up and d_gate_up, with one for both. Of
+    experts, weights are [experts, ...], and all other operands but x have a row for each token and slot, in this order.
     """
     hidden, intermediate, experts = case.shape.hidden, case.shape.intermediate, case.shape.experts
     weights = dict.fromkeys(("w_gate", "w_up"), (intermediate, hidden)) | {"w_gate_up": (2 * intermediate, hidden)}
@@ -303,6 +302,4 @@ def defined(
         nonlocal watched
         watched = into
 
-    return Step(
-        lambda *activations: _Definition.apply(run, len(activations), *activations, *weights), hand_over=hand_over
-    )
+    return Step(lambda *inputs: _Definition.apply(run, len(inputs), *inputs, *weights), hand_over=hand_over)

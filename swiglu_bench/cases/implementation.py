@@ -155,10 +155,8 @@ class Implementation:
             rule = "a name has up to 64 letters, digits and _ . + @ -"
             raise BadInput(f"An implementation is called {self.name!r}; {rule}.")
         if not _LAYOUT.fullmatch(self.weight_layout):
-            raise BadInput(
-                f"{self.name} declares the weight layout {self.weight_layout!r}; there are separate, packed, "
-                "interleaved and, by turns of 8 rows, interleaved:8."
-            )
+            there = "separate, packed, interleaved and, by turns of 8 rows, interleaved:8"
+            raise BadInput(f"{self.name} declares the weight layout {self.weight_layout!r}; there are {there}.")
         sets = {
             "scopes": Scope, "variant": Scope, "dtypes": Dtype, "precisions": Precision, "offers": str,
             "overwrites": str,
@@ -228,9 +226,7 @@ class Implementation:
             return f"It supports at most {self.most_tokens} tokens."
         needs = case.shape.extras.offers + case.shape.is_local * ("other_ranks",)
         lacks = [name for name in needs if name not in self.offers]
-        if lacks:
-            return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
-        return None
+        return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}." if lacks else None
 
     def _has(self, module: str) -> bool:
         """Whether its processes find a module."""
@@ -300,10 +296,8 @@ def _broken_interpreter(path: Sequence[str] = ()) -> str | None:
     triton, numpy = (Version(each.version) for each in found)
     if triton >= Version("3.7") or numpy < Version("2.4"):
         return None
-    return (
-        f"The interpreter of Triton {triton} needs a NumPy older than 2.4, and {numpy} is installed; install "
-        "'numpy<2.4', or Triton 3.7 or newer."
-    )
+    unfit = f"The interpreter of Triton {triton} needs a NumPy older than 2.4, and {numpy} is installed"
+    return f"{unfit}; install 'numpy<2.4', or Triton 3.7 or newer."
 
 
 def _installed(module: str) -> bool:

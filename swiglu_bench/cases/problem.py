@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,9 @@ class Problem:
 
     def with_leaves(self, requires_grad: bool) -> Problem:
         """The same values as fresh leaf tensors over the same memory, which collect gradients of their own."""
+        return self.mapped(lambda value: value.detach().requires_grad_(requires_grad))
 
-        def leaves(values: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: value.detach().requires_grad_(requires_grad) for name, value in values.items()}
-
-        return dataclasses.replace(self, weights=leaves(self.weights), biases=leaves(self.biases))
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Problem:
+        """The same problem with the weights and biases that `change` makes of these."""
+        weights, biases = ({n: change(value) for n, value in of.items()} for of in (self.weights, self.biases))
+        return dataclasses.replace(self, weights=weights, biases=biases)

@@ -124,11 +124,9 @@ def select(
     `path/to/file.py:name`. Raises BadInput for a pattern that matches nothing, offering near matches.
     """
     names = [known.name for known in catalogue]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
+    if twice := next((name for name in names if names.count(name) > 1), None):
         sources = " and ".join(known.source for known in catalogue if known.name == twice)
         raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
-
     files = [spec for spec in wanted if is_file(spec)]
     keep = matching(names, [spec for spec in wanted if spec not in files], NOBODY.format("--impl"))
     if not wanted:

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 from pydantic import Field
@@ -176,8 +176,7 @@ def dense_shapes(text: str, command: str, seed: int = 0) -> list[Shape]:
 
 def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
     """What one word of `--shapes`, or of a sweep's list, names."""
-    sizes = re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word)
-    if sizes:
+    if sizes := re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word):
         hidden, intermediate = int(sizes[1]), int(sizes[2])
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
@@ -186,8 +185,7 @@ def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
         return random_shapes(word, seed)
     known = config_names()
     if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
-        model = files.config_file(word)
-        if model:
+        if model := files.config_file(word):
             try:
                 return [ShapeFile.model_validate(fields).shape(name) for name, fields in files.blocks(model)]
             except pydantic.ValidationError as error:
@@ -218,10 +216,8 @@ def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
 
 
 def _read(path: Path) -> Config:
-    def model(data: dict[str, Any]) -> type[ShapeFile | SweepFile]:
-        return SweepFile if "shapes" in data else ShapeFile
-
-    return files.read_yaml(path, model, "hidden, intermediate and source")
+    expected = "hidden, intermediate and source"
+    return files.read_yaml(path, lambda data: SweepFile if "shapes" in data else ShapeFile, expected)
 
 
 def random_shapes(word: str, seed: int) -> list[Shape]:
@@ -234,10 +230,8 @@ def random_shapes(word: str, seed: int) -> list[Shape]:
     number = re.fullmatch(r"random(-experts)?:(\d{1,5})", word)
     count, mixed = (int(number[2]), bool(number[1])) if number else (0, False)
     if not 1 <= count <= MOST_RANDOM:
-        raise BadInput(
-            f"--shapes: {word!r} does not say how many layers to draw; give random:N or random-experts:N, with N of 1 "
-            f"to {MOST_RANDOM}."
-        )
+        advice = f"give random:N or random-experts:N, with N of 1 to {MOST_RANDOM}"
+        raise BadInput(f"--shapes: {word!r} does not say how many layers to draw; {advice}.")
     source = random.Random(seed)
 
     def log_uniform(low: float, high: float) -> float:

@@ -26,9 +26,7 @@ Pause = Callable[[], AbstractContextManager[object]]
 _backward, _no_grad = torch.autograd.backward, torch.no_grad
 TURN = 128
 """Rows by which each micro-batch of a step is turned against the next: a multiple of the groups of all quantisers."""
-NEGATED = {
-    Scope.GLU: ("w_up", "bias_up"), **dict.fromkeys((Scope.MLP, Scope.EXPERTS), ("w_down", "bias_down")),
-}  # fmt: skip
+NEGATED = {Scope.GLU: ("w_up", "bias_up"), **dict.fromkeys((Scope.MLP, Scope.EXPERTS), ("w_down", "bias_down"))}
 """What changes its sign between steps of several micro-batches: so do all results but the gradients of these."""
 
 
@@ -216,10 +214,8 @@ _DECLARE = (
 
 
 def _not_a_layout(name: str, value: object) -> TypeError:
-    return TypeError(
-        f"Step.to_canonical returned for {name!r} a {type(value).__name__} that is not a part of one of the gradients "
-        f"it was given; {_DECLARE}"
-    )
+    what = f"a {type(value).__name__} that is not a part of one of the gradients it was given"
+    return TypeError(f"Step.to_canonical returned for {name!r} {what}; {_DECLARE}")
 
 
 def _rows(name: str, found: Any, numbers: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> View:
@@ -300,11 +296,9 @@ class Built:
             self.views = find_views(self.parameters, to_canonical)
             self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = partial(take_apart, self.views)
             if trains_weights and (lost := sorted(set(self.problem.parameters) - set(self.views))):
-                raise TypeError(
-                    f"the parameters that it returns are {', '.join(map(repr, self.parameters))}, and nothing says "
-                    f"where {' and '.join(lost)} lie in them; name one w_gate_up and declare its weight_layout, or "
-                    "return a to_canonical"
-                )
+                returned, where = ", ".join(map(repr, self.parameters)), f"where {' and '.join(lost)} lie in them"
+                advice = "name one w_gate_up and declare its weight_layout, or return a to_canonical"
+                raise TypeError(f"the parameters that it returns are {returned}, and nothing says {where}; {advice}")
             known = set(self.views) <= set(self.gradients)
             self.layout = OwnLayout.of(self.parameters, self.views) if known else None
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)
@@ -533,13 +527,10 @@ class Call:
     def _forward(self, leaves: Sequence[Tensor]) -> None:
         output = self._built.forward(*leaves)
         if not isinstance(output, Tensor):
-            raise TypeError(f"forward returned {_kind(output)}; it has to return one tensor")
+            kind = "None" if output is None else f"a {type(output).__name__}"
+            raise TypeError(f"forward returned {kind}; it has to return one tensor")
         self._outputs.append(output)
 
 
 def _detached(output: Any) -> Any:
     return output.detach() if type(output) is Tensor else output
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -52,9 +52,7 @@ class Chain:
         """
         self._calls, self._sums, self._flush, desk = calls, sums, flush, built.desk
         self._layout = layout
-        with torch.no_grad():
-            desk.activations(draw)
-            desk.upstream(draw)
+        desk.lay_out(draw)
         self._given = {name: value for name, value in desk.given.items() if name in SIGNED}
         self._base = {name: value.clone() for name, value in self._given.items()}
         widest, device = max(value.shape[-1] for value in self._base.values()), built.problem.device
@@ -69,13 +67,10 @@ class Chain:
         self._told = None if told is None else torch.tensor(told, dtype=torch.int32, device=device)
         self.reaches = torch.zeros_like(self._marks)
         self._graph: Callable[[], None] | None = None
-        if mode is Mode.BACKWARD:
-            self._inputs = [name for name in self._given if name == "upstream"]
-            self._waiting = [] if call else [self._forward_of(built, number) for number in range(calls)]
-        else:
-            self._inputs = [name for name in self._given if name != "upstream" or mode is Mode.STEP]
-            self._waiting = []
-        recorded = None if mode is Mode.BACKWARD or call else built.recordable(mode)
+        backward = mode is Mode.BACKWARD
+        self._inputs = [name for name in self._given if (name == "upstream") is backward or mode is Mode.STEP]
+        self._waiting = [self._forward_of(built, number) for number in range(calls)] if backward and not call else []
+        recorded = None if backward or call else built.recordable(mode)
         self._call = call or (recorded and (lambda: recorded()()))
 
     def _forward_of(self, built: Built, number: int) -> Callable[[], Produced]:
@@ -96,8 +91,7 @@ class Chain:
                 self._graph()
             else:
                 self._step(self._waiting.pop(0) if self._waiting else None)
-        marks: Marks = self._marks.view(torch.int32).tolist()
-        return marks
+        return self._marks.view(torch.int32).tolist()
 
     def _start(self, key: int) -> None:
         for place in self._sums.values():

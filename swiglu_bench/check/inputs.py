@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases import cases
+from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Experts, Extras, RoutingKind
 from swiglu_bench.cases.problem import Problem
 
 DEPTHS, HALF_DEPTHS = (0.4, 5.0), (0.4, 1.0)
@@ -59,35 +59,29 @@ def new_draw() -> Draw:
     return Draw(new_seed(), upstream=new_seed())
 
 
-def torch_dtype(case: cases.Case) -> torch.dtype:
+def torch_dtype(case: Case) -> torch.dtype:
     """The torch dtype of a case."""
-    dtype: torch.dtype = getattr(torch, case.dtype.value)
-    return dtype
+    return getattr(torch, case.dtype.value)
 
 
-def sizes(case: cases.Case) -> dict[str, tuple[int, ...]]:
+def sizes(case: Case) -> dict[str, tuple[int, ...]]:
     """Sizes of every named tensor of a case; `upstream` has those of the output."""
     hidden, intermediate, experts = case.shape.hidden, case.shape.intermediate, case.shape.experts
     each = (experts.count,) if experts else ()
     return {
         "x": (case.tokens, hidden),
-        **dict.fromkeys((cases.INDEX, "top_k_weights"), (case.tokens, experts.top_k if experts else 1)),
+        **dict.fromkeys((INDEX, "top_k_weights"), (case.tokens, experts.top_k if experts else 1)),
         **dict.fromkeys(("gate", "up"), (case.tokens, intermediate)),
         **dict.fromkeys(("w_gate", "w_up"), (*each, intermediate, hidden)),
         "w_down": (*each, hidden, intermediate),
         **dict.fromkeys(("bias_gate", "bias_up"), (*each, intermediate)),
         "bias_down": (*each, hidden),
-        "upstream": (case.tokens, hidden if case.scope in {cases.Scope.MLP, cases.Scope.EXPERTS} else intermediate),
+        "upstream": (case.tokens, hidden if "w_down" in WEIGHTS[case.scope] else intermediate),
     }
 
 
 def make_problem(
-    case: cases.Case,
-    device: torch.device | str,
-    extras: cases.Extras = cases.PLAIN,
-    seed: int | None = None,
-    *,
-    gate_offset: float = 0.0,
+    case: Case, device: torch.device | str, extras: Extras = PLAIN, seed: int | None = None, *, gate_offset: float = 0.0
 ) -> Problem:
     """Draw the weights of a case; `seed` None: from a new seed; `extras`, unless plain, replace those of the shape.
 
@@ -96,21 +90,21 @@ def make_problem(
     moves the gates of activations drawn by a `Desk` with the same offset by about that much, times a token's depth.
     """
     device, found = torch.device(device), sizes(case)
-    extras = case.shape.extras if extras == cases.PLAIN else extras
+    extras = case.shape.extras if extras == PLAIN else extras
     source = torch.Generator(device=device).manual_seed(new_seed() if seed is None else seed)
 
     def draw(name: str, scale: float) -> Tensor:
         values = torch.empty(found[name], device=device, dtype=torch.float32).normal_(generator=source).mul_(scale)
         return values.to(torch_dtype(case))
 
-    weights = {name: draw(name, found[name][-1] ** -0.5) for name in cases.WEIGHTS[case.scope]}
-    biases = {name: draw(name, 0.1) for name in cases.BIASES[case.scope]} if extras.bias else {}
+    weights = {name: draw(name, found[name][-1] ** -0.5) for name in WEIGHTS[case.scope]}
+    biases = {name: draw(name, 0.1) for name in BIASES[case.scope]} if extras.bias else {}
     if gate_offset and "w_gate" in weights:
         weights["w_gate"] += gate_offset / case.shape.hidden  # a token's x has a mean of its depth then
     return Problem(case, device, weights, biases, extras)
 
 
-def numbers(case: cases.Case, device: torch.device) -> str:
+def numbers(case: Case, device: torch.device) -> str:
     """A mark of the random numbers that PyTorch draws here from one seed: where they differ, so do the inputs."""
     source = torch.Generator(device=device).manual_seed(1)
     drawn = torch.empty(2**20, device=device, dtype=torch.float32 if device.type == "cpu" else torch_dtype(case))
@@ -119,39 +113,39 @@ def numbers(case: cases.Case, device: torch.device) -> str:
     return f"{int(bits.mul_(torch.arange(len(bits), device=device)).sum())} {int(order[::7].sum())}"
 
 
-def depths(case: cases.Case) -> list[float]:
+def depths(case: Case) -> list[float]:
     """How far the gates of each token are moved, in units of a problem's `gate_offset`."""
     first, last = HALF_DEPTHS if torch_dtype(case) is torch.float16 else DEPTHS
     return [first + (last - first) * token / max(1, case.tokens - 1) for token in range(case.tokens)]
 
 
-def draw_experts(experts: cases.Experts, place: Tensor, source: torch.Generator) -> None:
+def draw_experts(experts: Experts, place: Tensor, source: torch.Generator) -> None:
     """Fill int64 [tokens, top_k] with the experts of each token: in no order, and all different but for -1."""
     (tokens, top_k), device = place.shape, place.device
     order = torch.rand(experts.count, device=device, generator=source).argsort()
-    if experts.routing is cases.RoutingKind.SINGLE:
+    if experts.routing is RoutingKind.SINGLE:
         place.copy_(order[:top_k].expand(tokens, top_k))
-    elif experts.routing is cases.RoutingKind.BALANCED:
+    elif experts.routing is RoutingKind.BALANCED:
         turns = torch.arange(tokens * top_k, device=device).view(tokens, top_k)
         shuffled = torch.rand(tokens, device=device, generator=source).argsort()
         place.copy_(order[turns[shuffled] % experts.count])
     else:  # the top_k largest of log(weight) plus Gumbel noise are a draw by weight without replacement
         scores = torch.rand(tokens, experts.count, device=device, generator=source).log_().neg_().log_().neg_()
-        if experts.routing is cases.RoutingKind.ZIPF:
+        if experts.routing is RoutingKind.ZIPF:
             scores -= (order + 1).log()
         place.copy_(scores.topk(top_k).indices)
-        if experts.routing is cases.RoutingKind.LOCAL:
+        if experts.routing is RoutingKind.LOCAL:
             away, pairs = torch.rand(tokens * top_k, device=device, generator=source).argsort(), place.view(-1)
             away = away[: len(pairs) // 2]
             pairs[away] = torch.where(away % 2 == 0, -1, pairs[away] + experts.count)
 
 
-def of_other_ranks(experts: cases.Experts, index: Tensor) -> Tensor:
+def of_other_ranks(experts: Experts, index: Tensor) -> Tensor:
     """Where the experts of a top_k_index lie on other ranks."""
     return (index < 0) | (index >= experts.count)
 
 
-def rows_of_each(experts: cases.Experts, index: Tensor) -> Tensor:
+def rows_of_each(experts: Experts, index: Tensor) -> Tensor:
     """How many rows of a top_k_index each expert has."""
     return index[~of_other_ranks(experts, index)].bincount(minlength=experts.count)
 
@@ -169,7 +163,7 @@ class ExpertLoad:
     """The share of rows that are padding where every expert's are filled up to whole tiles of TILE_ROWS."""
 
 
-def load_of(experts: cases.Experts, index: Tensor) -> ExpertLoad:
+def load_of(experts: Experts, index: Tensor) -> ExpertLoad:
     """Count how a call's top_k_index loads the experts."""
     counts = rows_of_each(experts, index)
     rows = (counts + TILE_ROWS - 1).div(TILE_ROWS, rounding_mode="floor").sum().item() * TILE_ROWS
@@ -186,14 +180,14 @@ class Desk:
 
     def __init__(self, problem: Problem, gate_offset: float = 0.0) -> None:
         self.problem = problem
-        self.names = cases.ACTIVATIONS[problem.case.scope]
+        self.names = ACTIVATIONS[problem.case.scope]
         self._offset = gate_offset
         self._source = torch.Generator(device=problem.device)
 
     def activations(self, draw: Draw) -> list[Tensor]:
         """Draw the activations of a call: new tensors over the same memory."""
         for number, name in enumerate(self.names):
-            if name == cases.INDEX:
+            if name == INDEX:
                 self.experts(draw)
                 continue
             value = self._draw(name, draw.seed + number)
@@ -208,13 +202,13 @@ class Desk:
                 moved = torch.tensor(depths(self.problem.case), device=value.device)[:, None]
                 value += moved if name == "x" else moved * self._offset
         if (experts := self.problem.case.shape.experts) and self.problem.case.shape.is_local:
-            self.given["top_k_weights"].masked_fill_(of_other_ranks(experts, self.given[cases.INDEX]), torch.nan)
+            self.given["top_k_weights"].masked_fill_(of_other_ranks(experts, self.given[INDEX]), torch.nan)
         return [self.given[name].detach() for name in self.names]
 
     def experts(self, draw: Draw) -> Tensor:
         """Draw top_k_index alone, as `activations` has it."""
         assert self.problem.case.shape.experts
-        place, seed = self.given[cases.INDEX], draw.seed + self.names.index(cases.INDEX)
+        place, seed = self.given[INDEX], draw.seed + self.names.index(INDEX)
         draw_experts(self.problem.case.shape.experts, place, self._seeded(seed))
         return place
 
@@ -226,23 +220,26 @@ class Desk:
             value *= torch.linspace(largest, least, len(value), device=value.device).exp2()[:, None].to(value.dtype)
         return value.detach()
 
+    def lay_out(self, draw: Draw) -> None:
+        """Draw all of a call, for what uses the desk's own tensors."""
+        with torch.no_grad():
+            self.activations(draw)
+            self.upstream(draw)
+
     @cached_property
     def typical_experts(self) -> Tensor:
         """The top_k_index of a typical call: of LOADS calls the median by experts without a token."""
         experts = self.problem.case.shape.experts
         assert experts
-
-        def by_load(index: Tensor) -> tuple[int, int]:
-            load = load_of(experts, index)
-            return load.idle, load.most
-
-        return sorted((self.experts(Draw(new_seed())).clone() for _ in range(LOADS)), key=by_load)[LOADS // 2]
+        calls = [self.experts(Draw(new_seed())).clone() for _ in range(LOADS)]
+        loads = [(load_of(experts, index), index) for index in calls]
+        return sorted(loads, key=lambda call: (call[0].idle, call[0].most))[LOADS // 2][1]
 
     @cached_property
     def given(self) -> dict[str, Tensor]:
         """The tensors on the desk by name, `upstream` among them; draws overwrite them."""
         found, zeros = sizes(self.problem.case), partial(torch.zeros, device=self.problem.device)
-        types = dict.fromkeys((*self.names, "upstream"), torch_dtype(self.problem.case)) | {cases.INDEX: torch.int64}
+        types = dict.fromkeys((*self.names, "upstream"), torch_dtype(self.problem.case)) | {INDEX: torch.int64}
         return {name: zeros(found[name], dtype=types[name]) for name in (*self.names, "upstream")}
 
     def _draw(self, name: str, seed: int) -> Tensor:

@@ -57,11 +57,7 @@ REFERENCE = implementation(
 
 def in_dtype(problem: Problem, dtype: torch.dtype, copy: bool = False) -> Problem:
     """The same problem with weights and biases in a dtype; a `copy` shares no memory."""
-
-    def cast(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.detach().to(dtype, copy=copy) for name, value in values.items()}
-
-    return replace(problem, weights=cast(problem.weights), biases=cast(problem.biases))
+    return problem.mapped(lambda value: value.detach().to(dtype, copy=copy))
 
 
 in_fp64 = partial(in_dtype, dtype=torch.float64)
@@ -98,6 +94,8 @@ class Truth:
         return {name: expected.truth for name, expected in self.expected.items()}
 
 
+_Holding = Callable[[Mapping[str, Tensor]], str]
+"""Holds results against others that they should be close to: what is wrong, or ""."""
 _Allowances = tuple[Mapping[str, tolerance.Budget], Mapping[str, tolerance.TensorError]]
 
 
@@ -162,9 +160,7 @@ class Judge:
             return replace(self.arithmetic, additions=self.problem.case.tokens)
         return self.arithmetic
 
-    def glue_ms(
-        self, mode: Mode, draw: Draw, calls: int, names: Sequence[str], clock: Clock, recorded: bool
-    ) -> float:  # fmt: skip
+    def glue_ms(self, mode: Mode, draw: Draw, calls: int, names: Sequence[str], clock: Clock, recorded: bool) -> float:
         """Milliseconds a call that a `Chain` takes for anything but the call: inputs, cache, sums and marks."""
         results, sums = self._places(names), self._places(names)
         chain = Chain(self._reference, mode, draw, calls, sums, clock.flush, lambda: results)
@@ -175,12 +171,6 @@ class Judge:
         chain.run(draw.seed)
         return (time.perf_counter() - began) * 1e3 / calls
 
-    @property
-    def _records(self) -> bool:
-        """Whether the reference's calls can be recorded as a CUDA graph: those of experts wait for the host."""
-        case = self.problem.case
-        return self.problem.device.type == "cuda" and case.scope is not Scope.EXPERTS and not case.precision
-
     def _places(self, names: Sequence[str]) -> dict[str, Tensor]:
         found = sizes(self.problem.case)
         found["output"] = found["upstream"]
@@ -188,7 +178,7 @@ class Judge:
 
     def follow(
         self, mode: Mode, draw: Draw, key: int, told: Marks, names: Sequence[str], layout: OwnLayout | None = None
-    ) -> Callable[[Mapping[str, Tensor]], str]:
+    ) -> _Holding:
         """Make the reference's calls on the inputs of a chain with these marks, and hold each mark against its own.
 
         Marks are those of gradients as they lie in a `layout`. What is returned holds the sums in the same way as that
@@ -201,7 +191,9 @@ class Judge:
         if layout:
             sums = layout.as_they_lie(sums)
         chain = Chain(self._reference, mode, draw, len(told), sums, lambda: None, told=told, layout=layout)
-        if self._records and mode is not Mode.BACKWARD and len(told) >= RECORDED_CALLS:
+        case, long = self.problem.case, len(told) >= RECORDED_CALLS
+        waits = case.scope is Scope.EXPERTS or bool(case.precision)  # for the host: it cannot be recorded
+        if self.problem.device.type == "cuda" and mode is not Mode.BACKWARD and long and not waits:
             chain.record(self.problem.device)
         own = chain.run(key)
         budgets, eager = allowances = self._allowances(mode)
@@ -218,7 +210,7 @@ class Judge:
             return lambda _: reason
         return wrong
 
-    def compare(self, mode: Mode, draws: Sequence[Draw]) -> Callable[[Mapping[str, Tensor]], str]:
+    def compare(self, mode: Mode, draws: Sequence[Draw]) -> _Holding:
         """Run the reference on draws; what is returned holds the sum of a contender's results against the reference's.
 
         It says what is wrong, or "". Far cheaper than a truth: a result may be as far from eager's as the budgets of
@@ -239,9 +231,7 @@ class Judge:
         }
         return budgets, truth.eager
 
-    def _holding(
-        self, expected: Produced, allowances: _Allowances, calls: int
-    ) -> Callable[[Mapping[str, Tensor]], str]:  # fmt: skip
+    def _holding(self, expected: Produced, allowances: _Allowances, calls: int) -> _Holding:
         rounding = 0.0 if calls == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * calls**0.5
         budgets, errors = allowances
 
@@ -251,7 +241,8 @@ class Judge:
                 if not value.numel():
                     continue
                 difference = torch.sub(value, right)
-                norms = [_norm(difference, 2), _norm(right, 2), _norm(difference, torch.inf)]
+                of = ((difference, 2), (right, 2), (difference, torch.inf))
+                norms = [torch.linalg.vector_norm(part, order, dtype=torch.float32) for part, order in of]
                 off, size, most = torch.stack(norms).tolist()
                 scale = size / value.numel() ** 0.5
                 if not off <= (SLACK * (budget.relative + eager.relative) + rounding) * size:
@@ -261,10 +252,6 @@ class Judge:
             return ""
 
         return wrong
-
-
-def _norm(value: Tensor, order: float) -> Tensor:
-    return torch.linalg.vector_norm(value, order, dtype=torch.float32)
 
 
 # The truth

@@ -64,12 +64,9 @@ class QuantisedJudge(Judge):
         backward = produced.keys() != {"output"}
         upstream = self.desk.upstream(draw).clone() if backward else None
         self.truth(draw, backward)  # for `compare`
-        checks = [
-            _failed(f"{CODES}{name}", "were not handed over")
-            for name in fp8.required(self.problem.case, self.joint)
-            if name not in handed
-        ]
-        noted = _operands(handed, torch.float64, lambda *operand: checks.append(self._check(*operand)))
+        missing = [name for name in fp8.required(self.problem.case, self.joint) if name not in handed]
+        checks = [_verdict(name, "were not handed over") for name in missing]
+        noted = _operands(handed, torch.float64, lambda *given: checks.append(_verdict(given[0], self._wrong(*given))))
         answer = self._answer(activations, upstream, noted)
         expected = {name: tolerance.Expected.of(value) for name, value in answer.items()}
         again = _operands(handed, torch.float32, lambda *operand: None)
@@ -88,35 +85,33 @@ class QuantisedJudge(Judge):
             weights = {name: value.double() for name, value in weights.items()}
         return fp8.compute(exact, weights, None if upstream is None else upstream.double(), operand_of, self.joint)
 
-    def _check(self, name: str, value: Tensor, handed: fp8.Quantised) -> TensorCheck:
-        """The verdict on the codes and scales of one operand; `value` is what they should stand for."""
+    def _wrong(self, name: str, value: Tensor, handed: fp8.Quantised) -> str:
+        """What is wrong with the codes and scales of one operand, or ""; `value` is what they should stand for."""
         codes, scales = handed
         right_codes, right_scales = fp8.quantise(value, self.problem.case.precision, name)
-        failed = partial(_failed, f"{CODES}{name}")
         if not value.numel():
-            return _passed(f"{CODES}{name}")
+            return ""
         computed = OF_EXPERTS if self.problem.case.scope is Scope.EXPERTS else INTERMEDIATE
         if name.removesuffix(".T") not in computed:
             if not same_bits(scales, right_scales):
                 wrong = int((scales != right_scales).sum())
-                return failed(f"{wrong} of {scales.numel()} scales are not those of the recipe")
+                return f"{wrong} of {scales.numel()} scales are not those of the recipe"
             if not same_bits(codes, right_codes):
                 wrong = int((codes.view(torch.uint8) != right_codes.view(torch.uint8)).sum())
-                return failed(f"{wrong} of {codes.numel()} codes are not those of the recipe")
-            return _passed(f"{CODES}{name}")
+                return f"{wrong} of {codes.numel()} codes are not those of the recipe"
+            return ""
         largest = fp8.largest(codes, self.problem.case.precision, name)
-        unused = int(((largest != fp8.LARGEST) & (largest != 0)).sum())
-        if unused:
-            return failed(f"in {unused} of {largest.numel()} groups the largest code is not {fp8.LARGEST:g}")
+        if unused := int(((largest != fp8.LARGEST) & (largest != 0)).sum()):
+            return f"in {unused} of {largest.numel()} groups the largest code is not {fp8.LARGEST:g}"
         rounding = 4 * tolerance.unit_roundoff(self.dtype)
         allowed = tolerance.MARGIN * _distance((right_codes, right_scales), value) + rounding
         found = _distance(handed, value)
         if not found <= allowed:
-            return failed(f"they represent values with a relative error of {found:.2e}, more than {allowed:.2e}")
+            return f"they represent values with a relative error of {found:.2e}, more than {allowed:.2e}"
         off = (fp8.dequantise(*handed) - value).abs_().sub_(value.abs() / CODE_STEP).max().item()
         if not off <= NOISE * value.norm().item() / value.numel() ** 0.5:
-            return failed("one of them represents a value that is further off than rounding explains")
-        return _passed(f"{CODES}{name}")
+            return "one of them represents a value that is further off than rounding explains"
+        return ""
 
 
 @functools.cache
@@ -152,12 +147,8 @@ def _distance(quantised: fp8.Quantised, value: Tensor) -> float:
     return (fp8.dequantise(*quantised) - value).norm().item() / size if size else 0.0
 
 
-def _failed(tensor: str, reason: str) -> TensorCheck:
-    return TensorCheck(tensor, False, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, reason, RECIPE)
-
-
-def _passed(tensor: str) -> TensorCheck:
-    return TensorCheck(tensor, True, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+def _verdict(operand: str, wrong: str) -> TensorCheck:
+    return TensorCheck(f"{CODES}{operand}", not wrong, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, wrong, RECIPE if wrong else "")
 
 
 def with_loss(checks: Sequence[TensorCheck], produced: Produced, judge: Judge, draw: Draw) -> tuple[TensorCheck, ...]:

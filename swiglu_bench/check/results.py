@@ -185,8 +185,7 @@ class Letterbox:
         Its name goes at once: mapped memory stays, and none is left behind by processes that are killed. With
         --in-process the maker opens it itself, whose own memory CUDA refuses to map.
         """
-        own = MADE_HERE.get(address)
-        if own:
+        if own := MADE_HERE.get(address):
             return cls(own._memory, sizes, dtype)
         told = pickle.loads(address)
         if isinstance(told, dict):
@@ -222,8 +221,7 @@ def _opened_anew(told: Mapping[str, Any]) -> Tensor:
     """
     shared_cache.pop(tuple(told.get(name) for name in PLACE), None)
     kinds = {"tensor_cls": Tensor, "storage_cls": torch.storage.TypedStorage, "dtype": torch.uint8}
-    memory: Tensor = rebuild_cuda_tensor(**told, **kinds)
-    return memory
+    return rebuild_cuda_tensor(**told, **kinds)
 
 
 def _mapped(name: str, length: int) -> Tensor:
@@ -273,6 +271,8 @@ _HOOKS = [
     value for name, value in vars(torch.nn.modules.module).items()
     if name.startswith("_global_") and name.endswith("hooks") and isinstance(value, dict)
 ]  # fmt: skip
+_THREAD_HOOKS = ((threading.getprofile, threading.setprofile), (threading.gettrace, threading.settrace))
+_SIGNALS = signal.valid_signals() - {getattr(signal, name, 0) for name in ("SIGKILL", "SIGSTOP")}
 
 
 def _saved_tensors_hooks() -> Any:
@@ -297,10 +297,6 @@ OF_CACHES = ("TORCH", "TRITON_", "XDG_", "CUTE_", "CUDA_HOME", "PYTHONPATH")
 def _variables() -> frozenset[str]:
     """Names that are watched: those that are there when this is first asked, before any contender's code has run."""
     return frozenset(name for name in (*os.environ, *OTHERS) if not name.startswith(OF_CACHES))
-
-
-def _environment() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in _variables()}
 
 
 def _set_environment(values: dict[str, str | None]) -> None:
@@ -338,36 +334,30 @@ SETTINGS: dict[str, _Setting] = {
     ),
     "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's anomaly mode": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "torch's deterministic mode": (
-        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms,
-    ),
+    "torch's deterministic mode": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     "torch's precision of fp32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "torch's flags of its libraries": _each(
         _FLAGS, lambda flag: getattr(*flag), lambda flag, value: setattr(flag[0], flag[1], value)
     ),
     "torch's flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
     "torch's autocast": _each(("cpu", "cuda"), torch.is_autocast_enabled, torch.set_autocast_enabled),
-    "torch's threads in a backward": (
-        torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled,
-    ),
+    "torch's threads in a backward": (torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
     "hooks of all modules": _each(_HOOKS, dict, _refill),
-    "hooks of new threads": _each(
-        ((threading.getprofile, threading.setprofile), (threading.gettrace, threading.settrace)),
-        lambda pair: pair[0](), lambda pair, hook: pair[1](hook),
-    ),
+    "hooks of new threads": _each(_THREAD_HOOKS, lambda pair: pair[0](), lambda pair, hook: pair[1](hook)),
     "the garbage collector's thresholds": (gc.get_threshold, lambda values: gc.set_threshold(*values)),
     "the interval between threads": (sys.getswitchinterval, sys.setswitchinterval),
     "the trace hook": (sys.gettrace, sys.settrace),
     "the profile hook": (sys.getprofile, sys.setprofile),
     "hooks on saved tensors": (_saved_tensors_hooks, lambda hooks: _pop_saved_tensors_hooks()),
     "signal handlers": _each(
-        signal.valid_signals() - {getattr(signal, name, 0) for name in ("SIGKILL", "SIGSTOP")}, signal.getsignal,
+        _SIGNALS,
+        signal.getsignal,
         lambda number, handler: signal.signal(number, handler) if handler is not None else None,
     ),
-    "the environment": (_environment, _set_environment),
+    "the environment": (lambda: {name: os.environ.get(name) for name in _variables()}, _set_environment),
     "the current folder": (_folder, os.chdir),
     "NumPy's handling of errors": (numpy.geterr, lambda kinds: numpy.seterr(**kinds)),
-}  # fmt: skip
+}
 """What changes a model's results or its other work, by the name that a row says: read, and put back."""
 PUT_BACK: dict[str, _Setting] = {
     "the garbage collector": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),

@@ -103,17 +103,15 @@ class Expected:
         """Measure a truth, unless that is done already; all sizes of an empty one are 0."""
         if isinstance(truth, Expected):
             return truth
-        return cls(truth, *_norms(truth, 2, 1, math.inf)) if truth.numel() else cls(truth, 0.0, 0.0, 0.0)
+        if not truth.numel():
+            return cls(truth, 0.0, 0.0, 0.0)
+        norms = [torch.linalg.vector_norm(truth, order) for order in (2, 1, math.inf)]
+        return cls(truth, *torch.stack(norms).tolist())  # with one wait for the GPU
 
     @property
     def rms(self) -> float:
         """Root mean square of the truth."""
         return self.norm / math.sqrt(self.truth.numel() or 1)
-
-
-def _norms(values: Tensor, *orders: float) -> list[float]:
-    """Vector norms of several orders, with one wait for the GPU."""
-    return torch.stack([torch.linalg.vector_norm(values, order) for order in orders]).tolist()
 
 
 def tensor_error(value: Tensor, truth: Tensor | Expected, distribution: bool = False) -> TensorError:
@@ -126,9 +124,8 @@ def tensor_error(value: Tensor, truth: Tensor | Expected, distribution: bool = F
     if truth.numel() == 0:
         return TensorError(0.0, 0.0, True)
     difference = torch.sub(value.detach().to(truth.device), truth)  # in fp64
-    away_from_zero = truth.sign().mul_(difference).sum()
     norms = [torch.linalg.vector_norm(difference, order) for order in (2, math.inf)]
-    norm, largest, away = torch.stack([*norms, away_from_zero]).tolist()
+    norm, largest, away = torch.stack([*norms, truth.sign().mul_(difference).sum()]).tolist()
     if not math.isfinite(norm):
         return TensorError(math.inf, math.inf, False)
     if scale == 0.0:
@@ -156,7 +153,6 @@ class Arithmetic:
     """Of h; no result has more errors of its own."""
     tail: float = 0.0
     """How far in the tail of the gate's sigmoid a result comes from: it is like exp(-tail)."""
-
     additions: int = 0
     """Of a sum, each rounded to the dtype, as PyTorch's gradients of an index are on a CPU."""
 

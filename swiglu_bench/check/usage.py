@@ -20,20 +20,9 @@ from torch import Tensor
 from swiglu_bench.cases.cases import BIASES, WEIGHTS, Case, Experts, Extras, Mode, Precision, RoutingKind, Scope
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check import tolerance
+from swiglu_bench.check import inputs, tolerance
 from swiglu_bench.check.built import Built, take_apart
-from swiglu_bench.check.inputs import (
-    Desk,
-    Draw,
-    Values,
-    depths,
-    draw_experts,
-    every_other_column,
-    leaf,
-    make_problem,
-    new_seed,
-    torch_dtype,
-)
+from swiglu_bench.check.inputs import Desk, Draw, Values, leaf, make_problem, new_seed, torch_dtype
 from swiglu_bench.check.judge import Judge, in_dtype, library_spreads
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
@@ -77,8 +66,7 @@ class Seeds:
     @classmethod
     def new(cls) -> Seeds:
         """From seeds that nothing knows."""
-        inputs = new_seed(), new_seed(), new_seed()
-        return cls(new_seed(), new_seed(), new_seed(), inputs, new_seed())
+        return cls(new_seed(), new_seed(), new_seed(), (new_seed(), new_seed(), new_seed()), new_seed())
 
 
 @dataclass(frozen=True)
@@ -174,7 +162,7 @@ class Arrangement:
         device = self.layer.problem.device
         source = torch.Generator(device=device).manual_seed(self.asked.seeds.routing)
         place = torch.empty(tokens or self.tokens, known.top_k, dtype=torch.int64, device=device)
-        draw_experts(Experts(experts or known.count, known.top_k, routing), place, source)
+        inputs.draw_experts(Experts(experts or known.count, known.top_k, routing), place, source)
         return torch.rand(known.count, device=device, generator=source).argsort()[place] if experts else place
 
     def _widened(self, values: Sequence[Tensor]) -> list[Tensor]:
@@ -283,10 +271,10 @@ def padding(given: Arrangement) -> Results:
 @_scenario()
 def nan_and_inf(given: Arrangement) -> Results:
     """A token with a NaN and one with an Inf: they reach what they reach in eager, and no other token."""
-    inputs = given.inputs(0)
-    _spoil(inputs[0])
+    activations = given.inputs(0)
+    _spoil(activations[0])
     with torch.no_grad():
-        return {"output": given.layer.forward(*inputs)}
+        return {"output": given.layer.forward(*activations)}
 
 
 @_scenario(weights=True, compiles=True)
@@ -362,8 +350,8 @@ def batches(given: Arrangement) -> Results:
 @_scenario(compiles=True)
 def strided(given: Arrangement) -> Results:
     """Activations and an upstream gradient that are not contiguous."""
-    leaves = given.as_leaves([every_other_column(value) for value in given.inputs(0)])
-    return given.use(leaves, every_other_column(given.upstream(0))) | given.gathered()
+    leaves = given.as_leaves([inputs.every_other_column(value) for value in given.inputs(0)])
+    return given.use(leaves, inputs.every_other_column(given.upstream(0))) | given.gathered()
 
 
 @_scenario(compiles=True)
@@ -475,15 +463,10 @@ def wanted(implementation: Implementation, case: Case) -> list[str]:
             spared.add("changed_weights")
     if "other_ranks" not in implementation.offers:
         spared.add("other_ranks")
-    return [
-        name
-        for name, asked in SCENARIOS.items()
-        if case.scope in asked.scopes
-        and name not in spared
-        and (train or not asked.trains)
-        and (weights or not asked.weights)
-        and (WEIGHTS[case.scope] or name != "changed_weights")
-    ]
+    if not WEIGHTS[case.scope]:
+        spared.add("changed_weights")
+    spared |= {n for n, asked in SCENARIOS.items() if (asked.trains and not train) or (asked.weights and not weights)}
+    return [name for name, asked in SCENARIOS.items() if case.scope in asked.scopes and name not in spared]
 
 
 def trains(implementation: Implementation, case: Case) -> bool:
@@ -572,7 +555,7 @@ class UseJudge:
             return self._check(name, *_evened(value, truth, eager), tokens=case.tokens)
         tails = [0.0] * len(value)
         if name in IN_TAIL:
-            tails = [-self._asked.extras.alpha * TAIL * depth for depth in depths(case)]
+            tails = [-self._asked.extras.alpha * TAIL * depth for depth in inputs.depths(case)]
         tokens = [
             self._check(
                 name, value[row : row + 1], truth[row : row + 1], eager[row : row + 1], tail=tails[row], tokens=TOKENS

@@ -52,7 +52,6 @@ def joined(problem: Problem, interleaved: bool = False) -> tuple[Gradients, Call
         pair = [own.pop(f"{kind}_{name}").detach() for name in ("gate", "up")]
         both = torch.stack(pair, dim + 1).flatten(dim, dim + 1) if interleaved else torch.cat(pair, dim)
         own[f"{kind}_gate_up"] = both.requires_grad_(trains)
-
     return own, taken_apart("interleaved" if interleaved else "packed", dim == 1)
 
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 GROUPED_ALIGNMENT = 8
 """torch's grouped product needs rows that step by 16 bytes."""
-
-
 _row = partial(implementation, scopes=(Scope.EXPERTS,), weight_layout="packed")
+_OFFERS = ("bias", "limit", "other_ranks")
 
 
 def packed(problem: Problem, compute: Compute, interleaved: bool | None = None) -> Step:
@@ -120,7 +119,7 @@ def of_each_row(bias: Tensor, expert: Tensor) -> Tensor:
     "grouped",
     description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
     usage='model.set_experts_implementation("grouped_mm")  # transformers',
-    offers=("bias", "limit", "other_ranks"), multiple=GROUPED_ALIGNMENT,
+    offers=_OFFERS, multiple=GROUPED_ALIGNMENT,
 )  # fmt: skip
 def grouped(problem: Problem) -> Step:
     """Rows of other ranks sort last, where no product reads or writes; only `local` routing pays for their masks."""
@@ -152,7 +151,7 @@ def grouped(problem: Problem) -> Step:
     "grouped-compile",
     description="grouped under torch.compile (Inductor, fullgraph, static shapes)",
     usage='model.set_experts_implementation("grouped_mm"); model = torch.compile(model)  # transformers',
-    backend="inductor", offers=("bias", "limit", "other_ranks"), multiple=GROUPED_ALIGNMENT,
+    backend="inductor", offers=_OFFERS, multiple=GROUPED_ALIGNMENT,
     dtypes=(Dtype.BFLOAT16,),  # Inductor's grouped product takes no other
 )  # fmt: skip
 def grouped_compiled(problem: Problem) -> Step:
@@ -228,9 +227,8 @@ def _quack() -> Compute:
         @staticmethod
         def forward(ctx: Any, x: Tensor, w_gate_up: Tensor, token: Tensor, starts: Tensor, keeps: bool) -> Tensor:
             both, hidden = gemm_gated(
-                x, w_gate_up.mT, activation="swiglu", cu_seqlens_m=starts, A_idx=token, tuned=False,
-                store_preact=keeps,
-            )  # fmt: skip
+                x, w_gate_up.mT, activation="swiglu", cu_seqlens_m=starts, A_idx=token, tuned=False, store_preact=keeps
+            )
             ctx.save_for_backward(x, w_gate_up, token, starts, both)
             return hidden
 
@@ -476,7 +474,7 @@ def _transformers(problem: Problem, name: str) -> Step:
     return step
 
 
-_BY_TORCH: dict[str, Any] = {"offers": ("bias", "limit", "other_ranks"), "multiple": GROUPED_ALIGNMENT}
+_BY_TORCH: dict[str, Any] = {"offers": _OFFERS, "multiple": GROUPED_ALIGNMENT}
 _OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "grouped_mm": _BY_TORCH, "batched_mm": {"offers": ("bias", "limit"), "most_tokens": 16},
     "deepgemm": {"trains": "nothing", "gpus": (9, 10), "dtypes": (Dtype.BFLOAT16,), "multiple": 64},
@@ -493,9 +491,9 @@ TRANSFORMERS = tuple(
     for name, fields in _OF_TRANSFORMERS.items()
 )
 
-
 FUSED: dict[str, dict[str, Any]] = {}
 """Options of `swiglu_experts`, by the names of the rows that call it."""
+_OF_KERNELS: dict[str, Any] = {"backend": "triton", "imports": "swiglu_kernels", "offers": _OFFERS}
 
 
 def fused(problem: Problem, group: Any = None, **choices: Any) -> Step:
@@ -507,8 +505,7 @@ def fused(problem: Problem, group: Any = None, **choices: Any) -> Step:
 
     def forward(own: Parameters, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         biases: dict[str, Any] = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
-        found: Tensor = call(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
-        return found
+        return call(x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options)
 
     return packed(problem, forward)
 
@@ -516,16 +513,10 @@ def fused(problem: Problem, group: Any = None, **choices: Any) -> Step:
 def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     FUSED[name] = choices
     arguments = "".join(f", {name}={value!r}" for name, value in choices.items())
-    return _row(
-        name,
-        description=description,
-        backend="triton",
-        imports="swiglu_kernels",
-        variant=(Scope.EXPERTS,) if choices else (),
-        offers=("bias", "limit", "other_ranks"),
-        usage="from swiglu_kernels import swiglu_experts; "
-        f"out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})",
-    )(partial(fused, **choices))
+    call = f"swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})"
+    usage, variant = f"from swiglu_kernels import swiglu_experts; out = {call}", (Scope.EXPERTS,) if choices else ()
+    declare = _row(name, description=description, variant=variant, usage=usage, **_OF_KERNELS)
+    return declare(partial(fused, **choices))
 
 
 fused_experts = _fused_row(

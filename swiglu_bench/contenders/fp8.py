@@ -104,15 +104,10 @@ scaled_grouped, scaled_grouped_compiled = _scaled(
     "torch._scaled_grouped_mm: quantised by plain PyTorch; sort, gather, weighted sum as in grouped; dW in bf16",
     scopes=(Scope.EXPERTS,), precisions=(ROWWISE,), gpus=(9,),
 )  # fmt: skip
+_BY_BLOCKS = "DeepGEMM's fp8 products: quantised by plain PyTorch; gradients of weights are torch's bf16 products"
+_DEEP_GEMM: dict[str, Any] = {"package": "deep_gemm", "gpus": (9, 10), "multiple": 128, "quantises_dw": False}
 deep_gemm = _row(
-    "deep-gemm-fp8",
-    precisions=(BLOCKWISE,),
-    weight_layout="packed",
-    multiple=128,
-    description="DeepGEMM's fp8 products: quantised by plain PyTorch; gradients of weights are torch's bf16 products",
-    package="deep_gemm",
-    gpus=(9, 10),
-    quantises_dw=False,
+    "deep-gemm-fp8", description=_BY_BLOCKS, precisions=(BLOCKWISE,), weight_layout="packed", **_DEEP_GEMM
 )(partial(by_products, package="deep_gemm", quantised_dw=False))
 
 
@@ -141,8 +136,7 @@ def _linears(problem: Problem, make: Callable[[int, int], Module]) -> tuple[Modu
 
     def forward(x: Tensor) -> Tensor:
         hidden = silu_mul(layers["w_gate"](x), layers["w_up"](x))
-        out: Tensor = layers["w_down"](hidden) if "w_down" in layers else hidden
-        return out
+        return layers["w_down"](hidden) if "w_down" in layers else hidden
 
     return layers, forward
 

@@ -53,8 +53,7 @@ class ScaledLinear:
 
     def train(self, x: Tensor, weight: Tensor, ends: Tensor | None = None, order: Tensor | None = None) -> Tensor:
         """x [rows, k] times weight [n, k] or [experts, n, k], quantised in the call, with gradients."""
-        product: Tensor = _Product.apply(self, x, weight, ends, order)
-        return product
+        return _Product.apply(self, x, weight, ends, order)
 
 
 class _Product(torch.autograd.Function):
@@ -155,9 +154,7 @@ def deep_gemm(a: Quantised, b: Quantised, weight: bool, ends: Tensor | None) -> 
     return out
 
 
-def operands(
-    weights: Sequence[Tensor], quantise_one: Callable[[int, Tensor], Quantised]
-) -> Callable[[], Sequence[Any]]:
+def operands(weights: Sequence[Tensor], codes_of: Callable[[int, Tensor], Quantised]) -> Callable[[], Sequence[Any]]:
     """What calls multiply by: the weights in training, else their codes, quantised anew when a weight changes."""
     kept: dict[int, tuple[int, Quantised]] = {}
 
@@ -166,7 +163,7 @@ def operands(
             return weights
         for number, weight in enumerate(weights):
             if number not in kept or kept[number][0] != weight._version:
-                kept[number] = weight._version, quantise_one(number, weight.detach())
+                kept[number] = weight._version, codes_of(number, weight.detach())
         return [kept[number][1] for number in range(len(weights))]
 
     return given

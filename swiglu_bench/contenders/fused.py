@@ -86,8 +86,7 @@ def build_mlp(problem: Problem, split: Any = None, **choices: Any) -> Step:
     tensors = tuple(problem.parameters.values())
 
     def run(x: Tensor, mlp: Any = swiglu_mlp) -> Tensor:
-        out: Tensor = mlp(x, *tensors, limit=problem.extras.limit, **choices)
-        return out
+        return mlp(x, *tensors, limit=problem.extras.limit, **choices)
 
     aside = "chunk_tokens" if "chunk_tokens" in choices else None
     return Step(run if split is None else partial(split.mlp, run=run, aside=aside))
@@ -116,10 +115,8 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         footprints = {Scope.GLU: Footprint(kept, at_glu), Scope.MLP: Footprint(kept + 1, (*at_mlp, (kept + 2, 1, 1)))}
     choices: dict[str, Any] = {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
     declare = _row(
-        name,
-        scopes=(Scope.GLU, Scope.MLP),
-        description=description,
-        trains="inputs" if frozen else "everything", offers=("bias", "limit", "packed"),
+        name, scopes=(Scope.GLU, Scope.MLP), description=description, trains="inputs" if frozen else "everything",
+        offers=("bias", "limit", "packed"),
         variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP), footprints=footprints,
         usage=_usage("out = swiglu_glu(x, w_gate, w_up", choices),
     )  # fmt: skip
@@ -131,12 +128,9 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
     MLP[name] = choices
     footprint = Footprint(0 if choices["save"] == "input" else 2, ((3, 1, 1), (2, 2, 3)))
     declare = _row(
-        name,
-        scopes=(Scope.MLP,),
-        description=description,
-        offers=("bias", "limit"), variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
-        footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},
-        usage=_usage(call, choices),
+        name, scopes=(Scope.MLP,), description=description, offers=("bias", "limit"),
+        variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
+        footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint}, usage=_usage(call, choices),
     )  # fmt: skip
     return declare(partial(build_mlp, **choices))
 
@@ -149,8 +143,7 @@ _GLU_ROWS = (  # name, weight_grad, save, input_grad, description
     ("fused-preact", "none", "preact", "two_step",
      "fused, with gate and up stored: by the forward launch, for the backward"),
     ("fused-dw-torch-preact", "torch", "preact", "two_step", "fused-preact, dW by torch"),
-    ("fused-dw-triton-preact", "triton", "preact", "two_step",
-     "fused-preact, dW by one Triton launch"),
+    ("fused-dw-triton-preact", "triton", "preact", "two_step", "fused-preact, dW by one Triton launch"),
     ("fused-on-the-fly", "triton", "preact", "fused",
      "fused-preact, d_gate, d_up on the fly: in the launches of dX and of the weight gradients"),
     ("fused-auto", "auto", "auto", "auto", "swiglu_glu with every option on auto"),

@@ -1,8 +1,7 @@
 """Other projects' kernels, to compare with: liger-kernel, QuACK and flash-swiglu-mlp, as their own modules call them.
 
-In a checkout, `pip install -c constraints.txt '.[peers]'` installs the last two.
-Without a package, or on another GPU than it is made for, its
-rows are skipped with the reason.
+In a checkout, `pip install -c constraints.txt '.[peers]'` installs the last two. Without a package, or on another GPU
+than it is made for, its rows are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -130,14 +129,9 @@ def _quack(problem: Problem, tuned: bool) -> Step:
 
 
 def _quack_row(name: str, description: str, tuned: bool) -> Implementation:
-    declare = implementation(
-        name,
-        scopes=(Scope.GLU, Scope.MLP),
-        description=description,
-        on_request=tuned,
-        usage=f"from quack.mlp import mlp_func; out = mlp_func(x, w_gate_up, w_down, 'swiglu', tuned={tuned})",
-        **QUACK,
-    )
+    scopes = (Scope.GLU, Scope.MLP)
+    usage = f"from quack.mlp import mlp_func; out = mlp_func(x, w_gate_up, w_down, 'swiglu', tuned={tuned})"
+    declare = implementation(name, scopes=scopes, description=description, on_request=tuned, usage=usage, **QUACK)
     return declare(partial(_quack, tuned=tuned))
 
 

@@ -84,8 +84,7 @@ class _PlainMLP(nn.Module):
             setattr(self, projection, linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class _Arrived(torch.autograd.Function):
@@ -103,23 +102,17 @@ class _Arrived(torch.autograd.Function):
 def _torch_mlp(
     part: Problem, mesh: DeviceMesh, whole: Problem, by_sequence: bool, options: dict[str, Any] | None
 ) -> Step:
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import Replicate, Shard, parallel
 
     outside = Shard(0) if by_sequence else Replicate()
     plan = {
         # x becomes a DTensor once for both projections, so that their gradients of it are added before the collective
-        "": PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate()),
-        "gate_proj": ColwiseParallel(),
-        "up_proj": ColwiseParallel(),
-        "down_proj": RowwiseParallel(output_layouts=outside),
+        "": parallel.PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate()),
+        "gate_proj": parallel.ColwiseParallel(),
+        "up_proj": parallel.ColwiseParallel(),
+        "down_proj": parallel.RowwiseParallel(output_layouts=outside),
     }
-    mlp = parallelize_module(_PlainMLP(whole), mesh, plan, src_data_rank=None)
+    mlp = parallel.parallelize_module(_PlainMLP(whole), mesh, plan, src_data_rank=None)
     mlp.requires_grad_(part.weights["w_gate"].requires_grad)
     if options:
         from torch.distributed import _symmetric_memory
@@ -147,21 +140,16 @@ def check_fused(call: Callable[[], object]) -> None:
         call()
     names = {event.key for event in profile.key_averages()}
     if not any(name.startswith("symm_mem::fused_") for name in names):
-        raise NothingFused(
-            "torch.compile found no collective to pipeline with a product; it would be compile once more"
-        )
+        found = "torch.compile found no collective to pipeline with a product"
+        raise NothingFused(f"{found}; it would be compile once more")
 
 
 def _not_by_itself(problem: Problem) -> Step:
     raise AssertionError(f"It is built by `split` only: {problem.case.label}.")
 
 
-async_tp = implementation(
-    ASYNC,
-    scopes=(Scope.MLP,),
-    description="compile with torch's asynchronous tensor parallelism: collectives in pieces, overlapping products",
-    backend="inductor",
-)(_not_by_itself)
+_PIECES = "compile with torch's asynchronous tensor parallelism: collectives in pieces, overlapping products"
+async_tp = implementation(ASYNC, scopes=(Scope.MLP,), description=_PIECES, backend="inductor")(_not_by_itself)
 
 
 def why_not(known: Implementation, device_type: str, by_sequence: bool, ranks: int) -> str | None:
@@ -242,10 +230,8 @@ def without_exchanges(part: Problem, known: Implementation, rank: int) -> Step:
 
 _DISPATCHERS: dict[str, tuple[str, dict[str, str]]] = {
     ALLTOALL: ("MoEAlltoAllTokenDispatcher", {"moe_token_dispatcher_type": "alltoall"}),
-    DEEPEP: (
-        "MoEFlexTokenDispatcher", {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
-    ),
-}  # fmt: skip
+    DEEPEP: ("MoEFlexTokenDispatcher", {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}),
+}
 """Of megatron.core: the class, and what its configuration says of it."""
 _GROUPED: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 
@@ -254,8 +240,7 @@ def _products(rows: Tensor, probabilities: Tensor, ends: Tensor, w_gate_up: Tens
     """Of rows sorted by expert; weighted before the second product, as Megatron's experts do."""
     gate, up = _GROUPED(rows, w_gate_up.mT, offs=ends).chunk(2, -1)
     hidden = (silu(gate) * up * probabilities[:, None]).to(rows.dtype)
-    out: Tensor = _GROUPED(hidden, w_down.mT, offs=ends)
-    return out
+    return _GROUPED(hidden, w_down.mT, offs=ends)
 
 
 def _dispatched(part: Problem, mesh: DeviceMesh, name: str) -> Step:
@@ -285,8 +270,7 @@ def _dispatched(part: Problem, mesh: DeviceMesh, name: str) -> Step:
         ends = counts.cumsum(0).to(x.device, torch.int32, non_blocking=True)
         found = products(rows, probabilities, ends, own["w_gate_up"], own["w_down"])
         back = dispatcher.token_combine(dispatcher.combine_preprocess(found))
-        out: Tensor = dispatcher.combine_postprocess(back)
-        return out
+        return dispatcher.combine_postprocess(back)
 
     return experts.packed(part, forward, interleaved=False)
 

@@ -22,6 +22,7 @@ import torch
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 from torch import Tensor
 
+from swiglu_bench.cases.costs import Product
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.clock import Clock
@@ -38,7 +39,6 @@ LARGE = 4
 """Products with so much less work than that may be slower than half of its rate."""
 ALIGNMENT_BYTES = 16
 """Alignment of an operand's rows below which cuBLAS is much slower."""
-
 WARMUPS, LEAST_SAMPLES, LEAST_S = 3, 9, 0.1
 """A figure is kept for a day, so a disturbance of some milliseconds must not decide it."""
 
@@ -111,7 +111,7 @@ class Limits:
         most = sheet.gbps if sheet and size_bytes > 4 * (self.machine.cache_bytes or 0) else None
         return self._figure(f"copy {size_bytes} B, GB/s", lambda: copy_gbps(self.device, self.clock, size_bytes), most)
 
-    def product(self, dtype: torch.dtype, size: tuple[int, int, int] | None = None) -> MeasuredRate:
+    def product(self, dtype: torch.dtype, size: Product | None = None) -> MeasuredRate:
         """Rate of a product (m, n, k) in TFLOP/s, of the square that sweeps use unless given."""
         m, n, k = size or (PRODUCT_SIDE[self.device.type],) * 3
         name, sheet = str(dtype).removeprefix("torch."), self.machine.datasheet
@@ -138,12 +138,10 @@ class Limits:
     def _read(self) -> dict[str, MeasuredRate]:
         try:
             file = _File.model_validate_json(self.path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValidationError):
             return {}
         except OSError as error:
             self._go_without(error)
-            return {}
-        except ValidationError:
             return {}
         return file.figures if file.machine == self._key and file.checksum == file.digest() else {}
 
@@ -164,20 +162,17 @@ class Limits:
         )
 
 
-def ceilings(
-    machine: Machine, device: torch.device, dtype: torch.dtype, clock: Clock, refresh: bool = False
-) -> Ceilings:
+def ceilings(this: Machine, device: torch.device, dtype: torch.dtype, clock: Clock, refresh: bool = False) -> Ceilings:
     """The two rates that a sweep's limits are computed from; `refresh` measures them again."""
-    limits = Limits(machine, device, clock, refresh)
+    limits = Limits(this, device, clock, refresh)
     copy, product = limits.copy(), limits.product(dtype)
     at = min(copy, product, key=lambda figure: figure.at).at_text
     return Ceilings(copy.value, product.value, at, copy.unsure or product.unsure)
 
 
 def contradicted(
-    known: Ceilings, products_ms: Mapping[Sequence[tuple[int, int, int]], float], itemsize: int, device_type: str,
-    busy: bool,
-) -> bool:  # fmt: skip
+    known: Ceilings, products_ms: Mapping[Sequence[Product], float], itemsize: int, device_type: str, busy: bool
+) -> bool:
     """Whether a case's bare products, timed by the judge, show that a rate is not this machine's.
 
     One product is faster than a rate lets it be, by more than two measurements of it differ by; or all are slower than
@@ -226,9 +221,7 @@ def matmul_tflops(device: torch.device, dtype: torch.dtype, clock: Clock, m: int
     return 2 * m * n * k / _best_ms(clock, bare_products([(m, n, k)], device, dtype)) / 1e9
 
 
-def bare_products(
-    products: Sequence[tuple[int, int, int]], device: torch.device, dtype: torch.dtype
-) -> Callable[[], list[Tensor]]:
+def bare_products(products: Sequence[Product], device: torch.device, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
     """A callable that runs C[m, n] = A[m, k] B[n, k]^T for each (m, n, k) on random data, and nothing else.
 
     Operands have the layout that cuBLAS multiplies fast: rows of k elements or, where these are not multiples of 16
@@ -250,10 +243,7 @@ def bare_products(
 
 
 def grouped_products(
-    of_rows: Sequence[tuple[int, int, int]],
-    of_weights: Sequence[tuple[int, int, int]],
-    counts: Tensor,
-    dtype: torch.dtype,
+    of_rows: Sequence[Product], of_weights: Sequence[Product], counts: Tensor, dtype: torch.dtype
 ) -> Callable[[], list[Tensor]]:
     """The same by torch's grouped product, for rows that are sorted by expert: `counts` [experts] of each.
 
@@ -262,7 +252,6 @@ def grouped_products(
     """
     product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
     ends = counts.cumsum(0, dtype=torch.int32)
-
     drawn = partial(_drawn, counts.device, dtype)
     operands = [(drawn(m, k), drawn(len(counts), n, k).mT) for m, n, k in of_rows]
     operands += [(drawn(k, m).T, drawn(k, n)) for m, n, k in of_weights]

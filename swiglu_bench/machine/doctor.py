@@ -151,8 +151,7 @@ def _power(gpu: Gpu) -> Answer:
 def _ecc(gpu: Gpu) -> Answer:
     current, pending = gpu.ask("EccMode")
     kind = gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC
-    errors = gpu.maybe(lambda: gpu.ask("TotalEccErrors", *kind))
-    if errors:
+    if errors := gpu.maybe(lambda: gpu.ask("TotalEccErrors", *kind)):
         return f"{errors} uncorrected errors since boot", True, FAIL, "Results may be wrong; reset or replace the card."
     if current != pending:
         return "a change takes effect at the next reboot", True, WARN, "Reboot, so that all runs have the same setting."
@@ -214,8 +213,7 @@ LOAD_CHECKS: dict[str, Callable[[Gpu], Answer]] = {
 def version_findings() -> Iterator[Finding]:
     """Whether packages are versions that the suite was run with, and are compatible with each other."""
     for package, (oldest, newest) in TESTED.items():
-        version = installed(package)
-        if not version:
+        if not (version := installed(package)):
             advice = "Rows that need it are skipped: `pip install -c constraints.txt .`."
             yield Finding(package, "not installed", WARN, advice)
             continue

@@ -164,8 +164,7 @@ def free_memory_bytes(device: torch.device) -> int:
 def host_memory_bytes(available: bool = False) -> int:
     """The machine's memory, or the part of it that programs may still take, in bytes."""
     field = "MemAvailable" if available else "MemTotal"
-    kib = file_value(Path("/proc/meminfo"), rf"^{field}:\s+(\d+) kB")
-    if kib:
+    if kib := file_value(Path("/proc/meminfo"), rf"^{field}:\s+(\d+) kB"):
         return int(kib) * 1024
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

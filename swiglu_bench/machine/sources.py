@@ -156,11 +156,8 @@ def standing(version: str, root: Path = Path(__file__).parents[2]) -> tuple[str,
     kernels = ("--", "kernels/swiglu_kernels")
     since = len((git(root, "log", "--format=%h", f"{commit}..HEAD", *kernels) or "").split())
     behind = bool(git(root, "diff", "--name-only", commit, *kernels))
-    state = "with the kernels of today"
-    if behind:
-        state = (
-            f"the kernels have changed in {since} commits since" if since else "with kernels that were changed since"
-        )
+    changed = f"the kernels have changed in {since} commits since" if since else "with kernels that were changed since"
+    state = changed if behind else "with the kernels of today"
     return f"of {date}, {'with changes that no commit holds, ' if dirty else ''}{state}", behind
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-
 TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 
@@ -228,8 +227,7 @@ def gpu_index(text: str | None, count: int | None) -> int | None:
         return 0 if count else None
     if text == "cpu":
         return None
-    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
-    if not match:
+    if not (match := re.fullmatch(r"cuda(?::(\d{1,4}))?", text)):
         raise BadInput(f"--device: {text!r} is not a device; give cpu, cuda or cuda:INDEX.")
     if count == 0:
         raise BadInput(f"--device: {text} was asked for, but this machine has no usable CUDA GPU; give cpu.")
@@ -420,9 +418,5 @@ class Gpu:
     def state(self) -> GpuState:
         """The figures that are kept of each round."""
         throttles = self.maybe(self.throttles)
-        return GpuState(
-            sm_mhz=self.maybe(self.sm_mhz),
-            power_w=self.maybe(self.power_w),
-            temperature_c=self.maybe(self.temperature_c),
-            throttle=None if throttles is None else " ".join(throttles),
-        )
+        throttle = None if throttles is None else " ".join(throttles)
+        return GpuState(self.maybe(self.sm_mhz), self.maybe(self.power_w), self.maybe(self.temperature_c), throttle)

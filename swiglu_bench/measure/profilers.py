@@ -127,7 +127,6 @@ class Agreement:
     """Median of the suite's samples, half of them before and half after the profiler's."""
     profiler_us: float
     """Median over calls of the summed durations of a call's kernels."""
-
     between_us: float = 0.0
     """Between events and kernels: what ours is longer for one element. A part of every time of ours, long or short."""
 
@@ -175,11 +174,8 @@ def profiled_us(call: Callable[[], Any], clock: Clock) -> list[float]:
         for _ in range(REPEATS):
             clock.sample(call, 200.0)
         clock.synchronize()
-    found = sorted(
-        (event.time_range.start, event.time_range.elapsed_us())
-        for event in profile.events() or []
-        if event.device_type.name == "CUDA" and SPIN not in event.name
-    )
+    seen = [event for event in profile.events() or [] if event.device_type.name == "CUDA" and SPIN not in event.name]
+    found = sorted((event.time_range.start, event.time_range.elapsed_us()) for event in seen)
     return per_call([duration for _, duration in found])
 
 

@@ -116,8 +116,7 @@ def noise_interval(aliases: Sequence[Interval | None]) -> Interval | None:
     The aliases' logarithms and the baseline's own, 0, are taken for a normal sample (prediction interval with Student's
     quantile), and the interval is at least as wide as each alias's own, which the samples tell. None without aliases.
     """
-    known = [alias for alias in aliases if alias is not None]
-    if not known:
+    if not (known := [alias for alias in aliases if alias is not None]):
         return None
     logs = np.log([1.0, *(alias.median for alias in known)])
     quantile = _quantile(len(known)) if len(known) > 1 else 0.0

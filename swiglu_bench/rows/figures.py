@@ -152,6 +152,9 @@ SIGNED = frozenset({"", "share", "nats", "°C", "UTC"})
 RATIOS = frozenset({"ratio", "ratio_low", "ratio_high", "aa_ratio", "aa_low", "aa_high"})
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 class CutShort(UserWarning):
     """The last row of a file ends in the middle and is left out."""
 
@@ -213,11 +216,6 @@ def typed(kind: type[Row], row: Mapping[str, str], make: Callable[..., Row] | No
 @functools.cache
 def _measured(kind: Any) -> frozenset[str]:
     return frozenset(name for name, figure in figures(kind).items() if figure.unit not in SIGNED)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def _value(hint: Any, text: str) -> Any:

@@ -191,8 +191,7 @@ def seeds_of(folder: Path) -> list[Record]:
     """A row with all steps for each implementation and seed that was trained to the end; none in other folders."""
     if not (folder / STEPS).is_file():
         return []
-    rows = read_layout(folder / SEEDS, "seeds")
-    if rows:
+    if rows := read_layout(folder / SEEDS, "seeds"):
         run_folder.attach(rows, folder)
     return [row for row in rows if len(row.series.get("loss", ())) == row.steps]
 
@@ -272,8 +271,7 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     timed row has.
     """
     timed = {(row.run_id, case_of(row), row.implementation): row for row in run.records if row.samples_ms}
-    names = unique(name for *_, name in timed)
-    if not names:
+    if not (names := unique(name for *_, name in timed)):
         raise BadInput(f"--baseline: {run.name} has no rounds to compute other ratios from; leave the option out.")
     if baseline not in names:
         raise BadInput(f"--baseline: no row of {run.name} has rounds of {baseline!r}; {did_you_mean(baseline, names)}")

@@ -46,8 +46,6 @@ FAULTS = {
     "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
-
-
 CODES = "codes of "
 """Before an operand's name: the verdict on what it was quantised to."""
 
@@ -77,8 +75,6 @@ class AuditVerdict(enum.StrEnum):
 
 FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 """What makes a command fail."""
-
-
 MOST_SHARE = 0.1
 """Of the CPUs, that others may use while a CPU is timed, which itself uses all of them."""
 HOST_CPUS = 2
@@ -433,8 +429,7 @@ class Record:
         if judged:
             worst = max(judged, key=lambda check: check.used)
             self.error, self.eager_error, self.error_ratio = worst.error, worst.eager_error, worst.used
-        failed = [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
-        if failed:
+        if failed := [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]:
             self.end(Status.INCORRECT, "; ".join(failed) + when + ".")
 
     @property

@@ -98,10 +98,8 @@ def check_out(folder: Path | None, resume: bool, force: bool) -> None:
     if folder and os.path.isfile(folder):
         raise BadInput(f"--out: {folder} is a file; give a folder.")
     if folder and not (resume or force) and has_rows(folder):
-        raise BadInput(
-            f"--out: {folder} has rows of an earlier run; add --resume to keep them and run what is "
-            "missing, or --force to delete them and start again, or give another folder."
-        )
+        advice = "add --resume to keep them and run what is missing, or --force to delete them and start again"
+        raise BadInput(f"--out: {folder} has rows of an earlier run; {advice}, or give another folder.")
 
 
 def remove_rows(folder: Path) -> None:

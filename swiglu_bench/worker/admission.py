@@ -20,7 +20,7 @@ from swiglu_bench.measure.resources import UNJOINED
 from swiglu_bench.rows.record import Record, TensorCheck
 from swiglu_bench.worker.child import Contender, ContenderFailed
 from swiglu_bench.worker.court import Judging
-from swiglu_bench.worker.worker import BuildReport, CallReport, FaultReport, SampleReport, UsageReport
+from swiglu_bench.worker.worker import BuildReport, CallReport, SampleReport, UsageReport
 
 NOT_JOINED = (
     "complete on return", f"it leaves work on a stream that it forks and does not join: as a CUDA graph, {UNJOINED}"
@@ -171,15 +171,12 @@ class Admitting:
             return (failure(*NOT_JOINED),)
         if reason:
             return ()
-        failed = []
+        failed = list[TensorCheck]()
         for draw in self._drawn.draws:
             report = contender.ask(SampleReport, "replay", draw, 100.0)
             checks = self._judge.judge(contender.name, draw, results_of(report, ["output"]), "{} (CUDA graph)", False)
-            failed += [check for check in checks if not check.ok]
-        return tuple(
-            dataclasses.replace(check, check="graph replay", reason=f"replayed on changed inputs, {check.reason}")
-            for check in failed
-        )
+            failed += _failed(checks, "graph replay", "replayed on changed inputs, {}")
+        return tuple(failed)
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """Check the use as a model uses it at a small size, once for each scope, variant and dtype."""
@@ -259,11 +256,7 @@ class Admitting:
             raise _OutOfMemory(report.raised)
         if report.raised and not report.built:
             return [failure("use", f"at {usage.size_of(asked.case)} it cannot be built: {report.raised}")]
-        found = [
-            dataclasses.replace(check, check="use", reason=f"{where}, {check.reason} ({about.about})")
-            for check in checks
-            if not check.ok
-        ]
+        found = _failed(checks, "use", f"{where}, {{}} ({about.about})")
         if report.raised and about.required:
             found.append(failure("use", f"{where}: it raises {report.raised}"))
         missing = sorted(set(box[1]) - set(report.delivered))
@@ -274,33 +267,25 @@ class Admitting:
     def conduct(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """Failures that no result shows, so far: changed weights, replaced functions, global state."""
         found = dict(contender.ask(CallReport, "conduct").conduct)
-        changed = self.changed_weights(contender)
-        if changed:
-            found["inputs unchanged"] = f"changed its parameters {', '.join(changed)}"
-        return tuple(failure(check, reason) for check, reason in found.items())
-
-    def changed_weights(self, contender: Contender) -> list[str]:
-        """Names of the weights that are not what they were."""
         names = [name for name in contender.implementation.gradients(self._case.scope) if name.startswith("w_")]
-        if not names or self._extras.packed:
-            return []
-        contender.tell("open_letterbox", "weights", *self._judge.letterbox(contender.name, "weights", names))
-        contender.ask(CallReport, "deliver_weights")
-        return self._judge.changed_weights(contender.name)
+        if names and not self._extras.packed:
+            contender.tell("open_letterbox", "weights", *self._judge.letterbox(contender.name, "weights", names))
+            contender.ask(CallReport, "deliver_weights")
+            if changed := self._judge.changed_weights(contender.name):
+                found["inputs unchanged"] = f"changed its parameters {', '.join(changed)}"
+        return tuple(failure(check, reason) for check, reason in found.items())
 
 
 def results_of(report: CallReport | SampleReport, names: Sequence[str]) -> dict[str, Fault | None]:
     """For each result None where it lies in the letterbox, else its fault."""
-    found: dict[str, Fault | None] = {}
-    for name in names:
-        fault: FaultReport | None = report.faults.get(name)
-        if fault:
-            found[name] = Fault(fault.check, fault.reason)
-        elif name in report.delivered:
-            found[name] = None
-        else:
-            found[name] = Fault("missing", "missing: it was not handed over")
-    return found
+    missing = Fault("missing", "missing: it was not handed over")
+    found = {name: None if name in report.delivered else missing for name in names}
+    return found | {n: Fault(fault.check, fault.reason) for n, fault in report.faults.items() if n in found}
+
+
+def _failed(checks: Sequence[TensorCheck], check: str, said: str) -> list[TensorCheck]:
+    """Those that failed, as failures of another check, whose reasons `said` words."""
+    return [dataclasses.replace(c, check=check, reason=said.format(c.reason)) for c in checks if not c.ok]
 
 
 def failure(check: str, reason: str) -> TensorCheck:

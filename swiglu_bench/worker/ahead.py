@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     import torch
@@ -63,16 +64,10 @@ def first_candidates() -> Iterator[None]:
         self.taken = False
         return run(self, *arguments, **options)
 
-    wanted = {"check_disk_cache": _kept_nowhere, "do_bench": staticmethod(_once), "_bench": first_only}
-    wanted["run"] = with_none_taken
-    before = {name: vars(Autotuner)[name] for name in wanted}
-    for name, value in wanted.items():
-        setattr(Autotuner, name, value)
-    try:
+    with mock.patch.multiple(
+        Autotuner, check_disk_cache=_kept_nowhere, do_bench=staticmethod(_once), _bench=first_only, run=with_none_taken
+    ):
         yield
-    finally:
-        for name, value in before.items():
-            setattr(Autotuner, name, value)
 
 
 @contextlib.contextmanager
@@ -92,12 +87,8 @@ def every_candidate() -> Iterator[None]:
                 self.warmup(*arguments, **options)
         return run(self, *arguments, **options)
 
-    with ThreadPoolExecutor(CPUS) as threads:
-        Autotuner.run = compiled_before
-        try:
-            yield
-        finally:
-            Autotuner.run = run
+    with ThreadPoolExecutor(CPUS) as threads, mock.patch.object(Autotuner, "run", compiled_before):
+        yield
 
 
 def _kept_nowhere(self: Any, key: object, configs: object, bench: Callable[[], object]) -> bool:

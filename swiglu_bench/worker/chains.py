@@ -52,7 +52,6 @@ TIMES_APART = 3.0
 """What it may take is what the baseline's own processes differ by in this case, so many times, within these bounds."""
 LEAST_SHARE, LEAST_MS = 0.05, {"cuda": 0.001, "cpu": 0.02}
 """What it may always take: processes of the baseline are alike in more than their times."""
-
 log = logging.getLogger(__name__)
 
 
@@ -127,9 +126,7 @@ class Chains:
         if not reason:
             self._recorded.add(name)
 
-    def _groups(
-        self, claimed_ms: Mapping[str, float], baseline: str, without: Collection[str]
-    ) -> list[list[str]]:  # fmt: skip
+    def _groups(self, claimed_ms: Mapping[str, float], baseline: str, without: Collection[str]) -> list[list[str]]:
         groups: list[list[str]] = []
         others = [name for name in self._contenders if name not in {baseline, *self._equals, *without}]
         for name in sorted(others, key=lambda name: claimed_ms[name], reverse=True):
@@ -249,8 +246,7 @@ class Chains:
             return took_ms / made - glue_ms
         if len(marks) != each:
             raise WrongResult(f"it reports {len(marks)} calls instead of {each}")
-        wrong = self._court.judge.compare_chain(name, draw, key, marks, names)
-        if wrong:
+        if wrong := self._court.judge.compare_chain(name, draw, key, marks, names):
             raise WrongResult(f"{wrong}, in the sum of {each} calls in a row")
         return took_ms / made - glue_ms
 

@@ -35,7 +35,6 @@ CREDENTIALS = struct.Struct("3i")
 TAIL_LINES, TAIL_CHARACTERS = 3, 300
 CAN_SUSPEND = sys.platform == "linux"
 """Elsewhere a child that stands still would outlive a parent that is killed."""
-
 log = logging.getLogger(__name__)
 
 

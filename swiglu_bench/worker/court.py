@@ -193,7 +193,7 @@ class Court:
             except BaseException:  # such as Ctrl-C, which only this thread gets
                 self._halt.set()
                 threads.shutdown(cancel_futures=True)
-                self._let_go()
+                self._end()
                 raise
             finally:
                 self._halt.clear()
@@ -261,11 +261,11 @@ class Court:
     def forget(self, wanted: Collection[str] = ()) -> None:
         """End the processes of all but the `wanted`, which forget the last case; in one process, forget everything."""
         if self._in_process and self._contenders:
-            self._let_go()
+            self._end()
             forget_compiled()
             gc.collect()
             torch.cuda.empty_cache()
-        self._end([name for name, found in self._contenders.items() if found.implementation.name not in wanted])
+        self._end(wanted)
         for found in self._contenders.values():
             with contextlib.suppress(Exception):
                 found.tell("forget")
@@ -277,15 +277,13 @@ class Court:
 
     def end(self) -> None:
         """Kill all processes."""
-        self._let_go()
+        self._end()
         if self._judge:
             self._judge.end()
 
-    def _let_go(self) -> None:
-        self._end(list(self._contenders))
-
-    def _end(self, names: Sequence[str]) -> None:
-        """End processes; all are killed before the first is waited for, since a GPU takes a while to let go of each."""
+    def _end(self, wanted: Collection[str] = ()) -> None:
+        """End all but the wanted; all are killed before the first is waited for: a GPU takes a while to free each."""
+        names = [name for name, found in self._contenders.items() if found.implementation.name not in wanted]
         ended = [self._contenders.pop(name) for name in names]
         for found in ended:
             if isinstance(found.child, Child) and not found.child.ended:

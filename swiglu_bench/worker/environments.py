@@ -176,8 +176,7 @@ def with_packages(
         if not found:
             names = [each.name for each in known]
             raise BadInput(f"--with {text}: no chosen implementation is called {name!r}; {did_you_mean(name, names)}")
-        elsewhere = next((each.name for each in found if each.python), "")
-        if elsewhere:
+        if elsewhere := next((each.name for each in found if each.python), ""):
             raise BadInput(f"--with {text}: {elsewhere} has an interpreter of its own; install packages there.")
         for word in words:
             requirements = packages.replace("{}", word).split()
@@ -244,10 +243,8 @@ def _layer(requirements: Sequence[str], find_links: str | None) -> Path:
     key = json.dumps([sorted(requirements), kept, sys.version, find_links])
     # Some packages, such as QuACK, tell what is installed from what is being written by the name of this folder.
     folder = root().parent / "layers" / hashlib.sha256(key.encode()).hexdigest()[:16] / "site-packages"
-    pinned = all(
-        isinstance(each, Requirement) and re.fullmatch(r"==[^*,]+", str(each.specifier)) for each in named.values()
-    )
-    if pinned and folder.is_dir():
+    versions = [str(each.specifier) if isinstance(each, Requirement) else "" for each in named.values()]
+    if folder.is_dir() and all(re.fullmatch(r"==[^*,]+", version) for version in versions):
         return folder
     links = ["--find-links", os.path.abspath(find_links)] if find_links else []
     folder.parent.mkdir(parents=True, exist_ok=True)

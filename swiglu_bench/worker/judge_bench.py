@@ -98,7 +98,7 @@ class JudgeBench:
 
     def letterbox(
         self, contender: str, kind: str, names: Sequence[str], layout: OwnLayout | None = None
-    ) -> tuple[bytes, Sizes]:  # fmt: skip
+    ) -> tuple[bytes, Sizes]:
         """A letterbox for results of these names, which are a case's tensors, or `output`; weights as they lie."""
         case = self._judge.problem.case
         found = sizes(case) | {"output": sizes(case)["upstream"]}
@@ -159,8 +159,10 @@ class JudgeBench:
 
     def compare(self, draw: Draw, delivered: Delivered) -> dict[str, str]:
         """Hold the results of a round against eager's on the same inputs: what is wrong, by contender."""
-        wrong = self._comparison([draw])
-        return {name: reason for name, results in delivered.items() if (reason := wrong(name, results))}
+        mode = self._judge.problem.case.mode
+        held = functools.cache(lambda judge: judge.compare(mode, [draw]))  # which runs the reference
+        wrong = {name: held(self._judge_of(name))(self._delivered(name, names)) for name, names in delivered.items()}
+        return {name: reason for name, reason in wrong.items() if reason}
 
     def glue_ms(self, draw: Draw, calls: int, names: Sequence[str], recorded: bool) -> float:
         """The ms a call that a chain of so many calls takes for anything but the calls."""
@@ -171,12 +173,6 @@ class JudgeBench:
         layout, mode = self._layouts.get(contender), self._judge.problem.case.mode
         wrong = self._judge_of(contender).follow(mode, draw, key, marks, names, layout)
         return wrong(self._delivered(contender, names))
-
-    def _comparison(self, draws: Sequence[Draw]) -> Callable[[str, Sequence[str]], str]:
-        """What holds a contender's results against the reference's, which is run once for all that it is for."""
-        mode = self._judge.problem.case.mode
-        of_judge = functools.cache(lambda judge: judge.compare(mode, draws))
-        return lambda contender, names: of_judge(self._judge_of(contender))(self._delivered(contender, names))
 
     def _delivered(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
         places, layout = self._boxes[contender, "results"].tensors, self._layouts.get(contender)
@@ -194,9 +190,7 @@ class JudgeBench:
         need, free = policy.use_bytes(self.settings, case), self.free_bytes()
         return "" if need <= free else f"that needs about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
 
-    def expect_use(
-        self, contender: str, asked: usage.Question, gradients: Sequence[str]
-    ) -> tuple[bytes, Sizes] | str:  # fmt: skip
+    def expect_use(self, contender: str, asked: usage.Question, gradients: Sequence[str]) -> tuple[bytes, Sizes] | str:
         """A letterbox for the results of a scenario of a model's use, whose truth is known then; or why there is none.
 
         Several contenders are asked the same, so that what was computed for one is kept where it takes little memory.
@@ -271,8 +265,7 @@ class JudgeBench:
             place.fill_(math.nan)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        old = self._boxes.pop((contender, kind), None)
-        if old:
+        if old := self._boxes.pop((contender, kind), None):
             old.close()
         self._boxes[contender, kind] = box
         return box.address(), found

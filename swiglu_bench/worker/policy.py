@@ -122,8 +122,7 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
 
 def inapplicable(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> str | None:
     """Why the implementation does not take part in the case, or None."""
-    refusal = implementation.refuses(case)
-    if refusal:
+    if refusal := implementation.refuses(case):
         return refusal
     if settings.task is Task.TIME and case.mode is not Mode.FORWARD and implementation.trains == "nothing":
         return "It has no backward."
@@ -180,10 +179,8 @@ def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings
 def check_work(this: machine.Machine, device: torch.device, work: Mapping[Dtype, float], option: str, few: str) -> None:
     """Raise BadInput for `work`, in operations by dtype, that takes this CPU more than half an hour."""
     if device.type == "cpu" and (seconds := _seconds(this, device, work)) > REASONABLE_S:
-        raise BadInput(
-            f"{option}: this would take about {_told(seconds)} on this CPU; give a smaller one or fewer {few}, or "
-            "--budget to run it anyway."
-        )
+        advice = f"give a smaller one or fewer {few}, or --budget to run it anyway"
+        raise BadInput(f"{option}: this would take about {_told(seconds)} on this CPU; {advice}.")
 
 
 def check_sweep(
@@ -213,10 +210,9 @@ def check_sweep(
         seconds += interpreted / _interpreter_flops_per_s()
     if seconds > allowed_s:
         what = "to check the results" if timed else str(settings.task)
-        raise BadInput(
-            f"--shapes: {what} would take about {_told(seconds)} on this CPU; give smaller ones, fewer "
-            f"--tokens or --impl, or --budget {math.ceil(seconds / share)} to run it anyway."
-        )
+        enough = f"--budget {math.ceil(seconds / share)}"
+        advice = f"give smaller ones, fewer --tokens or --impl, or {enough} to run it anyway"
+        raise BadInput(f"--shapes: {what} would take about {_told(seconds)} on this CPU; {advice}.")
 
 
 def _seconds(this: machine.Machine, device: torch.device, work: Mapping[Dtype, float]) -> float:

@@ -277,16 +277,14 @@ class LocalRanks:
                 raise child.DoesNotEnd(f"Process {pid} was killed and does not end; what it holds is not free.")
 
 
-def _serve(
-    function: Callable[..., object], work: tuple[Any, ...], messages: Connection, setting: worker.Setting
-) -> None:
+def _serve(function: Callable[..., object], work: tuple[Any, ...], pipe: Connection, setting: worker.Setting) -> None:
     """Be a rank: do the work, and let rank 0 tell of it."""
     worker.settle(setting)
     rank_0 = os.environ["RANK"] == "0"
 
     def send(kind: str, value: Any) -> None:
         if rank_0:
-            messages.send_bytes(json.dumps((kind, value)).encode())
+            pipe.send_bytes(json.dumps((kind, value)).encode())
 
     try:
         function(send, *work)

@@ -218,9 +218,8 @@ class RayCluster(Places):
         """The place that an actor's first words describe; raises BadInput where it cannot take part."""
         if isinstance(answer, Exception):
             if "No module named 'swiglu_bench" in str(answer):
-                raise BadInput(
-                    f"--ray: swiglu-bench is not installed on a host of the cluster; install {__version__} on all."
-                )
+                missing = "swiglu-bench is not installed on a host of the cluster"
+                raise BadInput(f"--ray: {missing}; install {__version__} on all.")
             raise BadInput(f"--ray: a process of the cluster could not start: {reason_of(answer)}.")
         place = Place(number, Machine(**answer["machine"]))
         if (answer["version"], answer["code"]) != (__version__, sources.code()):

@@ -31,7 +31,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.admission import results_of
-from swiglu_bench.worker.chains import LEAST_SHARE, SHARE, Unsettled, WrongResult, WrongTime, allowed_ms  # fmt: skip
+from swiglu_bench.worker.chains import LEAST_SHARE, SHARE, Unsettled, WrongResult, WrongTime, allowed_ms
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Judging
 from swiglu_bench.worker.worker import SampleReport
@@ -53,7 +53,6 @@ WARMUPS, SAMPLES = 3, 11
 SLOWER = 1.15
 FEWEST_TURNS = 6
 """After a contender, below which nothing is concluded."""
-
 log = logging.getLogger(__name__)
 
 
@@ -99,8 +98,7 @@ class RoundJudge:
         wrong: dict[str, Exception] = {}
         for draw, reports in self._delivered.items():
             for name, report in reports.items():
-                faults = {n: fault for n, fault in results_of(report, self._names(name)).items() if fault}
-                if faults:
+                if faults := {n: fault for n, fault in results_of(report, self._names(name)).items() if fault}:
                     wrong[name] = WrongResult("; ".join(f"{n}: {fault.reason}" for n, fault in faults.items()))
             sound = {name: list(self._names(name)) for name in reports if name not in wrong}
             found = self.court.judge.compare(draw, sound) if sound else {}
@@ -122,8 +120,7 @@ class RoundJudge:
         wrong: dict[str, Exception] = {}
         for name, report in reports.items():
             results = results_of(report, self._names(name))
-            failed = [check for check in self.court.judge.judge(name, draw, results, "{}", False) if not check.ok]
-            if failed:
+            if failed := [check for check in self.court.judge.judge(name, draw, results, "{}", False) if not check.ok]:
                 wrong[name] = WrongResult("; ".join(f"{check.tensor}: {check.reason}" for check in failed))
         return wrong
 
@@ -167,9 +164,8 @@ class Turns:
     """The turns of a case's contenders."""
 
     def __init__(
-        self, device: str, equals: Sequence[Contender], others: Sequence[Contender],
-        again: Callable[[Rounds], Rounds],
-    ) -> None:  # fmt: skip
+        self, device: str, equals: Sequence[Contender], others: Sequence[Contender], again: Callable[[Rounds], Rounds]
+    ) -> None:
         """`equals` are processes of the baseline. `again` plays as many rounds once more, which look the same."""
         self._device, self._again = device, again
         self._equals = [contender.name for contender in equals]

@@ -40,6 +40,8 @@ POOL_STREAMS = 32
 RECOMPILE_LIMIT = 64
 USAGE = "usage"
 """The kind of letterbox that the judge closes as soon as it has read it; it is open here until the next one."""
+Told = tuple[list[str], dict[str, worker.FaultReport]]
+"""Names of the results that lie in a letterbox, and what is wrong with the others."""
 _sleep = getattr(torch.cuda, "_sleep", None)
 
 
@@ -53,7 +55,6 @@ class Workbench:
         self.settings = settings
         self._implementation = implementation
         self._device = settings.device
-        self._on_gpu = settings.device.type == "cuda"
         torch.zeros((), device=settings.device)
         self._boxes: dict[str, results.Letterbox] = {}
         self._earlier: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
@@ -64,10 +65,6 @@ class Workbench:
         self._used: tuple[object, Built] | None = None
         self._state = state or results.GlobalState()
         self._replaced: set[str] = set()
-
-    @property
-    def _case(self) -> Case | None:
-        return self._problem.case if "_built" in self.__dict__ else None
 
     @cached_property
     def clock(self) -> Clock:
@@ -159,7 +156,7 @@ class Workbench:
         before = _fingerprints(self._weights)
         chance = results.random_state()
         results.poison(problem, backward=train)
-        if self._on_gpu and _sleep is not None:
+        if self._device.type == "cuda" and _sleep is not None:
             self._hold(everywhere=bool(self._earlier[0]))
         handed: dict[str, tuple[Tensor, Tensor]] = {}
         if built.hand_over:
@@ -182,8 +179,7 @@ class Workbench:
             conduct["random state"] = "drew from a global random number generator, which SwiGLU does not need"
         self._earlier = _plain(produced), prints
         operands = self._deliver_operands(handed, conduct) if built.hand_over else None
-        if self._on_gpu:  # other processes need the memory that this one's allocator would keep
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # other processes need the memory that this one's allocator would keep
         delivered, faults = self._by_weight([n for n in delivered if n not in late], faults)
         return worker.CallReport(delivered=delivered, faults=faults, conduct=conduct, operands=operands)
 
@@ -269,7 +265,7 @@ class Workbench:
             for _ in range(1, self.settings.layers):  # built again, on the same weights in memory of their own
                 again = make_problem(self._problem.case, self._device, self._problem.extras, self._weights_seed)
                 self._layers.append(Built(self._implementation, again))
-                _lay_out(self._layers[-1], Draw(self._weights_seed))
+                self._layers[-1].desk.lay_out(Draw(self._weights_seed))
             calls = [built.recordable(mode) for built in self._layers]
             self._graph = capture(lambda: [call() for call in calls], self._device)
         except Exception as error:  # whatever a contender or CUDA has against being recorded
@@ -295,7 +291,7 @@ class Workbench:
 
         def load() -> None:
             for number, built in enumerate(layers):
-                _lay_out(built, draw if number == judged else Draw(draw.seed ^ ((number + 1) << 8)))
+                built.desk.lay_out(draw if number == judged else Draw(draw.seed ^ ((number + 1) << 8)))
 
         return self._take(self.clock, graph.replay, load, lambda: graph.result[judged](), lead_us)
 
@@ -402,13 +398,12 @@ class Workbench:
                 own = make_problem(asked.case, self._device, asked.extras, asked.seeds.weights)
                 layer.set_weights(own.parameters)
         self.clock.synchronize()
-        if self._on_gpu:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         conduct = {"inputs unchanged": f"changed its parameters {', '.join(torn)}"} if torn else {}
         return worker.UsageReport(delivered=delivered, raised=raised, built=built, conduct=conduct)
 
     def _layer_to_use(self, asked: usage.Question) -> Built:
-        if asked.case == self._case:
+        if "_built" in self.__dict__ and asked.case == self._problem.case:
             return self._built
         key = asked.case, asked.extras, asked.seeds.weights
         if self._used is None or self._used[0] != key:
@@ -421,8 +416,7 @@ class Workbench:
         """Let go of the layer that scenarios were run on."""
         self._used = None
         self._boxes.pop(USAGE, None)
-        if self._on_gpu:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _put_back(self) -> None:
         self._replaced.update(results.put_functions_back())
@@ -432,7 +426,7 @@ class Workbench:
         self, clock: Clock, run: Callable[[], object], prepare: Callable[[], None],
         results: Callable[[], Produced], lead_us: float,
     ) -> worker.SampleReport:  # fmt: skip
-        handed: list[tuple[list[str], dict[str, worker.FaultReport]]] = []
+        handed: list[Told] = []
         taken = clock.sample(run, lead_us, prepare, lambda: handed.append(self._deliver("results", results(), [])))
         self.clock.synchronize()  # other streams of the contender's own included
         delivered, faults = self._by_weight(*handed.pop())
@@ -441,26 +435,19 @@ class Workbench:
             queue_filled=taken.queue_filled, mhz=taken.mhz, delivered=delivered, faults=faults,
         )  # fmt: skip
 
-    def _by_weight(
-        self, delivered: list[str], faults: dict[str, worker.FaultReport]
-    ) -> tuple[list[str], dict[str, worker.FaultReport]]:
+    def _by_weight(self, delivered: list[str], faults: dict[str, worker.FaultReport]) -> Told:
         """What is told of parameters of its own, told of the weights that lie in them."""
         parts = self._built.layout.parts if self._built.layout else lambda name: [name]
-        return (
-            [part for name in delivered for part in parts(name)],
-            {part: fault for name, fault in faults.items() for part in parts(name)},
-        )
+        faults = {part: fault for name, fault in faults.items() for part in parts(name)}
+        return [part for name in delivered for part in parts(name)], faults
 
-    def _deliver(
-        self, kind: str, produced: Produced, others: list[Tensor]
-    ) -> tuple[list[str], dict[str, worker.FaultReport]]:
+    def _deliver(self, kind: str, produced: Produced, others: list[Tensor]) -> Told:
         delivered: list[str] = []
         faults: dict[str, worker.FaultReport] = {}
         places = self._boxes[kind].tensors
         for name, value in produced.items():
             place = places[name]
-            fault = results.form_fault(value, place.shape, place.dtype, self._device, others)
-            if fault:
+            if fault := results.form_fault(value, place.shape, place.dtype, self._device, others):
                 faults[name] = worker.FaultReport(check=fault.check, reason=fault.reason)
             else:
                 place.copy_(value)
@@ -472,15 +459,13 @@ class Workbench:
     ) -> dict[str, str]:
         found: dict[str, str] = {}
         desk = self._built.desk
-        torn = _changed(self._weights, before)
-        if torn:
+        if torn := _changed(self._weights, before):
             found["inputs unchanged"] = f"changed its parameters {', '.join(torn)}"
         now = _fingerprints(desk.given)
         desk.activations(draw)
         if train:
             desk.upstream(draw)
-        spoilt = [name for name in _changed(desk.given, now) if name not in overwrites]
-        if spoilt:
+        if spoilt := [name for name in _changed(desk.given, now) if name not in overwrites]:
             found["inputs unchanged"] = f"changed its inputs {', '.join(spoilt)}"
         return found
 
@@ -503,12 +488,6 @@ def forget_compiled() -> None:
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     if dynamo is not None and getattr(dynamo, "FRAME_COUNTER", True):
         torch.compiler.reset()
-
-
-def _lay_out(built: Built, draw: Draw) -> None:
-    with torch.no_grad():
-        built.desk.activations(draw)
-        built.desk.upstream(draw)
 
 
 def _fingerprints(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -273,8 +273,7 @@ class Report:
         if isinstance(data, cls):  # of this process
             return data
         try:
-            found: Self = cls._adapter().validate_json(json.dumps(data))
-            return found
+            return cls._adapter().validate_json(json.dumps(data))
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the message"
