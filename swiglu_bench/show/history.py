@@ -120,8 +120,7 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
     figure(run, column, "--sort")
     records = []
     for group in by(run.records, *TABLE):
-        known: list[tuple[float, list[Record]]] = []
-        unknown: list[tuple[float, list[Record]]] = []
+        known, unknown = list[tuple[float, list[Record]]](), list[tuple[float, list[Record]]]()
         for own in by(group, NAME):
             values = [value for record in own if (value := getattr(record, column)) is not None]
             (known if values else unknown).append((statistics.median(values) if values else 0, own))
