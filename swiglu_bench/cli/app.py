@@ -3,8 +3,6 @@
 Nothing heavy is imported at the top of these files, so that `--help` and shell completion are instant.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

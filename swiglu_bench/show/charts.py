@@ -4,8 +4,6 @@ A chart is made of the rows of one section, as records.csv has them; of one shap
 Its title is its question. Where the rows cannot answer it, NoChart says why.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

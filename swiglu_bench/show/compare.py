@@ -9,8 +9,6 @@ The interval of the quotient B/A is made of the ends of two 97.5% intervals, one
 as the A/A pairs of both runs do. A change is believed only if all of that lies on one side of 1.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

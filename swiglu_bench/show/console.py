@@ -1,7 +1,5 @@
 """What a person sees: a table that fills in while it runs; plain lines where there is no terminal."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event, Thread

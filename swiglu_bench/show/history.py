@@ -1,7 +1,5 @@
 """Finished runs for a reader who looks for one: a line for each, its rows in order, one of its figures as a grid."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence

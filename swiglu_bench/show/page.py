@@ -1,7 +1,5 @@
 """A report as one HTML file that needs no network: charts, tables and the chart libraries inside it."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections import Counter

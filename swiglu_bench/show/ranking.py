@@ -6,8 +6,6 @@ the A/A pair's interval reaches; against the baseline the row's own verdict coun
 judges each row against the best as a sweep judges a contender: by the interval of their ratio and by the A/A pair.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import statistics

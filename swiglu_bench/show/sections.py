@@ -4,8 +4,6 @@ Rows of a section have the same device, scope, mode and dtype. What is ranked ar
 measured by a run of its own; it joins the times of a step by device and case, and nothing else is joined.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence

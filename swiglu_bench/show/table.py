@@ -1,7 +1,5 @@
 """One table for every command: what stands in it, and how it looks on a terminal, in Markdown and on a page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter

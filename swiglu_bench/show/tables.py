@@ -3,8 +3,6 @@
 Columns that are figures have the head and the form that rows/record.py declares.
 """
 
-from __future__ import annotations
-
 import math
 import string
 from collections import Counter

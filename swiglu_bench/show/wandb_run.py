@@ -3,8 +3,6 @@
 W&B is an extra: whatever goes wrong with it is told in one line, and the benchmark goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools

@@ -1,7 +1,5 @@
 """The task `noise`: how often this machine reports a difference where there is none, and the least that it detects."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

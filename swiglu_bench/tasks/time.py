@@ -1,7 +1,5 @@
 """The task `time`: contenders timed in interleaved rounds, their samples held against the parent's clock."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

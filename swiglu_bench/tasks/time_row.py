@@ -2,8 +2,6 @@
 latency, CUDA graphs and energy; and if asked for, a trace and counters.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import re

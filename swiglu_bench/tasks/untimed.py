@@ -3,8 +3,6 @@ calls under compute-sanitizer; `memory` measures what is kept and needed, beside
 `audit` asks for the contract, and is shown as a matrix.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

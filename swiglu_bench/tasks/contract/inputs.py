@@ -2,8 +2,6 @@
 sizes, strides, values, biases, bounds and packed weights.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@ repeated, and what a call does to its inputs; and of what an implementation is p
 autocast, CUDA graphs, huge tensors. `AuditBench` answers all of them in a contender's process.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings

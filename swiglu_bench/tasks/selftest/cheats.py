@@ -2,8 +2,6 @@
 threads and streams that are not theirs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc

@@ -1,7 +1,5 @@
 """Implementations that are right once: what they keep from call to call, and how a model uses a layer, shows them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable
 from functools import partial

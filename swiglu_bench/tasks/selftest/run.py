@@ -4,8 +4,6 @@ It tells which check caught which specimen, and which right implementations were
 alarm, or a bug of the implementation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import warnings

@@ -1,7 +1,5 @@
 """Implementations that compute something else: faults as kernels have them, of values, routing and quantisation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -4,8 +4,6 @@ A time is that of the slowest rank, a verdict that of the worst. A contender's p
 (`Workbench`), but all share a process here, with the judge.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import logging

@@ -7,8 +7,6 @@ What eager loses is measured twice: on one GPU, and split, where every rank's pa
 are added in the case's dtype. The second is what split contenders are judged by, and is itself held against the first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

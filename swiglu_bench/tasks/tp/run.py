@@ -1,7 +1,5 @@
 """The task `tp`, the groups of ranks as places of the loop, and what the command does with the rows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """A call of `swiglu-bench train`: who takes part, where results go, and what is printed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path

@@ -4,8 +4,6 @@ A model's sizes are from configs/train/*.yaml. Batches are a pure function of se
 the same.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import os
