@@ -3,8 +3,6 @@
 Nothing heavy is imported at the top of these files, so that `--help` and shell completion are instant.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -13,9 +11,10 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from swiglu_bench import options, request
 from swiglu_bench.cases.errors import BadInput
@@ -23,16 +22,14 @@ from swiglu_bench.cli.beyond import tp, train
 from swiglu_bench.cli.check import audit, inspect, selftest, tune
 from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, recommend, report, show
-from swiglu_bench.cli.listing import list_
+from swiglu_bench.cli.listing import list_, planned, put_plan
 from swiglu_bench.cli.machine import ceilings, doctor, noise
+from swiglu_bench.machine import machine
 from swiglu_bench.options import HOW, STATUS, AuditOptions, command_of, folding, option
 from swiglu_bench.rows.figures import CutShort
 from swiglu_bench.show import text
 from swiglu_bench.tasks.sweep import perform
 from swiglu_bench.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 HELP = {
     "forward": """Time the forward pass (inference: nothing is kept for backward).
@@ -78,14 +75,11 @@ def measure(
 def _dry_run(command: str, options: options.SweepOptions, console: Console, form: str) -> None:
     if options.ray is not None:
         raise BadInput("--dry-run looks at this host only, and --ray at others; leave one of them out.")
-    from swiglu_bench.cli import listing
-    from swiglu_bench.machine.machine import free_memory_bytes
-
     with request.requested(command, options, console, request.command_line()) as asked:
-        free_bytes = free_memory_bytes(asked.settings.device)
-        cases = listing.planned(asked.settings, asked.cases, free_bytes)
+        free_bytes = machine.free_memory_bytes(asked.settings.device)
+        cases = planned(asked.settings, asked.cases, free_bytes)
         names = [known.name for known in asked.implementations]
-    listing.put_plan(form, command, cases, names, free_bytes)
+    put_plan(form, command, cases, names, free_bytes)
 
 
 app = typer.Typer(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
 
 from swiglu_bench import request
 from swiglu_bench.cases.cases import Dtype, Mode, Precision, Scope, parse_dtypes, parse_precisions, parse_tokens
@@ -16,8 +17,9 @@ from swiglu_bench.cases.errors import BadInput, one_of
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cases.registry import load, select
 from swiglu_bench.cases.shapes import load_shapes, model_file
+from swiglu_bench.cli import listing
 from swiglu_bench.contenders import ALLTOALL, DEEPEP
-from swiglu_bench.machine import system
+from swiglu_bench.machine import machine, system
 from swiglu_bench.options import HOW, TASKS, JsonForm, TpOptions, TrainOptions, command_of, option
 from swiglu_bench.rows.record import BASELINE, Record
 from swiglu_bench.show import text
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from swiglu_bench.tasks.tp import SplitCase
-    from swiglu_bench.worker.policy import Settings
 
 TRAINED = ("eager", "compile", "unsloth", "fused-auto", "fused-mlp-auto")
 """The implementations trained by default, besides those that need a package of others."""
@@ -53,7 +54,7 @@ def _train(
 
     Example: swiglu-bench train --task llama --steps 40 --impl 'eager,compile,liger,fused-mlp-auto'
     """
-    _begin(options, form)
+    _begin(options)
     if options.epochs is not None and options.steps is not None:
         raise BadInput("--epochs and --steps were given together; leave one of them out.")
     one_of("--task", options.task, *TASKS)
@@ -69,21 +70,14 @@ def _train(
     precision, dtype = _arithmetic(options, kind)
     device = request.find_device(options.device, options.interpret)
     known = request.catalogue(load)
-    usual = {
-        each.name
-        for each in known
-        if (not each.on_request and precision in each.precisions and Scope.MLP in each.scopes)
-        and (precision or each.name in TRAINED or each.package or each.address)
-    }
+    able = [each for each in known if not each.on_request and precision in each.precisions and Scope.MLP in each.scopes]
+    usual = {each.name for each in able if precision or each.name in TRAINED or each.package or each.address}
     chosen = _after_baseline(options, known, usual, load)
     from swiglu_bench.tasks.train import TrainingRun  # after Triton was told to interpret
 
     run = TrainingRun(options, device, chosen, precision, dtype, request.command_line())
     if dry_run:
-        from swiglu_bench.cli import listing
-        from swiglu_bench.machine.machine import free_memory_bytes
-
-        free_bytes = free_memory_bytes(device)
+        free_bytes = machine.free_memory_bytes(device)
         listing.put_plan(form, "train", [run.plan(free_bytes)], [row.implementation for row in run.rows], free_bytes)
         return
     status = run.perform(text.screen(form), request.asked(options.impl, chosen))
@@ -122,15 +116,12 @@ def _tp(
 
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """
-    _begin(options, form)
+    _begin(options)
     ways, modes = _ways(options)
     os.environ.setdefault("GLOG_minloglevel", "2")
     from swiglu_bench.worker.ranks import default_environment, under_torchrun
 
     default_environment()
-    from rich.console import Console
-
-    from swiglu_bench.machine import machine
     from swiglu_bench.show.console import Screen
     from swiglu_bench.tasks.tp import run
     from swiglu_bench.tasks.tp.court import quiet as hush
@@ -149,7 +140,10 @@ def _tp(
     settings = Settings(Task.TIME, device, request.command_line(), run_id, chosen[0].name, rule=rule)
     names = [known.name for known in chosen]
     if dry_run:
-        _put_plan(form, cases, settings, names)
+        free_bytes = machine.free_memory_bytes(device)
+        plans = [(case, listing.planned(settings, [case], free_bytes, run.sharing(case, settings))) for case in cases]
+        rows = [{"ranks": case.ranks} | row for case, planned in plans for row in planned]
+        listing.put_plan(form, "tp", rows, names, free_bytes)
         return
     if not spot:
         run.check_affordable(options, cases, [known for known in chosen if known.name not in left], settings)
@@ -157,8 +151,7 @@ def _tp(
     about = {
         "gpus": sizes, "modes": list(dict.fromkeys(case.mode.value for case in cases)),
         "sequence_parallel": options.sequence_parallel, "seed": options.seed, "implementations": names,
-        "baseline": base,
-        "budget_s": rule.budget_s, "timeout_s": options.timeout,
+        "baseline": base, "budget_s": rule.budget_s, "timeout_s": options.timeout,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))},
     }  # fmt: skip
     hush()
@@ -167,17 +160,17 @@ def _tp(
         console, options = Console(quiet=True), dataclasses.replace(options, out=None, csv=False, log_wandb=False)
     places = (run.UnderTorchrun if spot else run.RankGroups)(device, cases, left, Screen(console).say)
     work = Work(run.tp, chosen, settings, options.timeout, Path(), options.wait)
-    status, about, rows = run.perform(options, work, cases, places, request.asked(options.impl, chosen), about, console)
+    status, about, found = run.perform(
+        options, work, cases, places, request.asked(options.impl, chosen), about, console
+    )
     if not first:  # or torchrun would end rank 0 before it tells
         raise typer.Exit(0)
-    _end(form, "tp", status, about, rows)
+    _end(form, "tp", status, about, found)
 
 
 def _where(options: TpOptions, spot: tuple[int, int] | None) -> tuple[torch.device, list[int]]:
     """The device, and the numbers of ranks; raises BadInput for more GPUs than there are."""
     import torch
-
-    from swiglu_bench.machine import machine
 
     device = machine.find_device(options.device)
     asked, there = parse_gpus(options.gpus) if options.gpus is not None else [], torch.cuda.device_count()
@@ -257,25 +250,10 @@ def _split(options: TpOptions, scope: Scope, base: str, timeout_s: float | None)
     return [each.declared() for each in _after_baseline(options, known, SPLIT[scope], loading, base)]
 
 
-def _put_plan(form: str, cases: Sequence[SplitCase], settings: Settings, names: list[str]) -> None:
-    """Print the cases, and whether the device's memory holds them."""
-    from swiglu_bench.cli import listing
-    from swiglu_bench.machine import machine
-    from swiglu_bench.tasks.tp.run import sharing
-
-    free_bytes = machine.free_memory_bytes(settings.device)
-    rows = [
-        {"ranks": case.ranks} | row
-        for case in cases
-        for row in listing.planned(settings, [case], free_bytes, sharing(case, settings))
-    ]
-    listing.put_plan(form, "tp", rows, names, free_bytes)
-
-
 # Of both
 
 
-def _begin(options: TrainOptions | TpOptions, form: str) -> None:
+def _begin(options: TrainOptions | TpOptions) -> None:
     request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, logs to stderr
 

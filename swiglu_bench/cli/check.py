@@ -24,8 +24,9 @@ from rich.text import Text
 from swiglu_bench import options, request
 from swiglu_bench.cases.cases import Case, Mode, Precision, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput, matching, one_line
-from swiglu_bench.cases.shapes import load_shapes
+from swiglu_bench.cases.shapes import dense_shapes, load_shapes, with_tokens
 from swiglu_bench.cli.listing import table
+from swiglu_bench.machine import machine
 from swiglu_bench.options import HOW, OUTPUT, SHAPE, WHAT, AuditOptions, JsonForm, complete_shapes, option
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import grouped
@@ -127,8 +128,6 @@ def inspect(
 
     Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
     """
-    from swiglu_bench.cases.shapes import dense_shapes, with_tokens
-
     matches = [re.fullmatch(r"(?:sm_)?(\d{1,2})(\d)a?", part.strip()) for part in target.split(",")]
     if not all(matches):
         raise BadInput(f"--target: {target!r} is not a list of compute capabilities; give sm_80, sm_90 or sm_100.")
@@ -165,10 +164,8 @@ def _compiled(cases: list[Case], capabilities: list[tuple[int, int]]) -> Iterato
                 reports = ["the compiler ended its process"]
         for report in reports:
             if isinstance(report, str):
-                raise BadInput(
-                    f"--target: Triton cannot compile for sm_{capability[0]}{capability[1]} ({report}); "
-                    "give one that it knows, such as sm_80, sm_90 or sm_100."
-                )
+                cannot = f"Triton cannot compile for sm_{capability[0]}{capability[1]} ({report})"
+                raise BadInput(f"--target: {cannot}; give one that it knows, such as sm_80, sm_90 or sm_100.")
             yield report
 
 
@@ -190,11 +187,8 @@ def _say_nothing() -> None:
 
 def _tables(reports: Iterable[Resources]) -> Iterator[Table]:
     for (capability, dtype, tokens), same in grouped(reports, attrgetter("capability", "dtype", "tokens")).items():
-        counts = {
-            name: [getattr(report, name) for report in same]
-            for name in INSTRUCTIONS
-            if any(getattr(report, name) for report in same)
-        }
+        every = {name: [getattr(report, name) for report in same] for name in INSTRUCTIONS}
+        counts = {name: own for name, own in every.items() if any(own)}
         figures = ("registers", "spills", "shared", *(INSTRUCTIONS[name] for name in counts))
         found = table(f"sm_{capability.replace('.', '')}, {dtype}, {tokens} tokens", "kernel", *figures, right=figures)
         for report, *own in zip(same, *counts.values(), strict=True):
@@ -260,7 +254,6 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
     matching(KERNELS, request.split([options.kernel], "--kernel"), "--kernel: there is no kernel {!r}")
     if not (options.show or options.clear) and request.device_type(options.device) == "cpu":
         raise BadInput(NEEDS_GPU)
-    from swiglu_bench.machine import machine
     from swiglu_bench.show.console import Screen
     from swiglu_bench.tasks import tune as task
     from swiglu_kernels.runtime.backend import backend_for

@@ -3,8 +3,6 @@
 Only of the standard library, so that Ctrl-C during the imports of all the rest ends as well as later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

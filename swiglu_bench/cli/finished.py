@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console, RenderableType
 
 from swiglu_bench import options, request
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput, one_of
+from swiglu_bench.machine.machine import slug_of
 from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, command_of, option
+from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.figures import write_whole
 from swiglu_bench.rows.record import unique
 from swiglu_bench.show import text
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from swiglu_bench.rows.finished_run import FinishedRun
 
 CHOOSE = "Which rows"
@@ -47,20 +49,16 @@ class RowOptions:
         """A run with these rows, its ratios relative to `baseline` where that is given."""
         from swiglu_bench.rows.finished_run import load_run, rebased
 
+        names = _parts("--impl", self.impl)
         chosen = load_run(path).only(
-            implementation=[] if baseline else self.names,
+            implementation=[] if baseline else names,
             shape=_parts("--shape", self.shape),
             tokens=[str(count) for count in parse_tokens(self.tokens)] if self.tokens is not None else [],
             dtype=[known.value for known in parse_dtypes(self.dtype)] if self.dtype is not None else [],
             scope=_parts("--scope", self.scope),
             mode=_parts("--mode", self.mode),
         )
-        return rebased(chosen, baseline).only(implementation=self.names) if baseline else chosen
-
-    @property
-    def names(self) -> list[str]:
-        """The parts of --impl."""
-        return _parts("--impl", self.impl)
+        return rebased(chosen, baseline).only(implementation=names) if baseline else chosen
 
 
 def _compare(
@@ -118,7 +116,6 @@ def _compare(
 
 def _runs(before: Path, after: Path | None) -> tuple[Path, Path]:
     """The runs to compare: a name is that of a baseline, which is of the command of the other run."""
-    from swiglu_bench.rows import run_folder
     from swiglu_bench.rows.finished_run import load_run, newest_run
 
     named = not before.exists() and before.name == str(before)
@@ -255,9 +252,6 @@ def _publish(wanted: options.WandbRunOptions, run: RunPath, form: options.JsonFo
 
     Example: swiglu-bench publish results/nvidia-h200/forward --wandb-tags reference
     """
-    from contextlib import closing
-
-    from swiglu_bench.machine.machine import slug_of
     from swiglu_bench.output import wandb_run
     from swiglu_bench.rows.finished_run import load_run, seeds_of
 
@@ -265,7 +259,7 @@ def _publish(wanted: options.WandbRunOptions, run: RunPath, form: options.JsonFo
     slug = slug_of(found.records[0].device if found.records[0].cuda else "cpu")
     say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
-    with closing(sent):
+    with contextlib.closing(sent):
         for row in seeds_of(found.place) if found.place else ():
             for number in range(row.steps or 0):
                 sent.step(row, number)
@@ -319,9 +313,6 @@ def report(
     if not output and not png and not svg:
         output = Path("report.html")
     _check_places(output, png, svg)
-    from rich.console import Console
-
-    from swiglu_bench.rows.figures import write_whole
     from swiglu_bench.show.console import Bar
     from swiglu_bench.show.sections import folders, load, only
 

@@ -12,20 +12,20 @@ from rich.text import Text
 from typer import Argument
 
 from swiglu_bench import request
-from swiglu_bench.cases.cases import Case, Scope
+from swiglu_bench.cases.cases import DENSE, Case, Scope
 from swiglu_bench.cases.errors import matching
+from swiglu_bench.cases.shapes import ShapeFile, all_configs
 from swiglu_bench.machine.machine import describe, find_device, without_torch
 from swiglu_bench.machine.system import gpu_index, visible_gpus
 from swiglu_bench.options import OUTPUT, SHAPE, TIMEOUT_S, WHAT, Device, JsonForm, option
 from swiglu_bench.rows.figures import token_text
 from swiglu_bench.show import text
+from swiglu_bench.show.table import Cell, Grid, Notes, by_reason
 
 if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation
-    from swiglu_bench.show.table import Cell
     from swiglu_bench.worker.policy import Settings
 
-DENSE = {Scope.ACTIVATION, Scope.GLU, Scope.MLP}
 FACTS = (
     "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request",
 )  # fmt: skip
@@ -97,8 +97,6 @@ def implementations(known: Sequence[Implementation], capability: str) -> list[di
 
 
 def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
-    from swiglu_bench.cases.shapes import ShapeFile, all_configs
-
     found: dict[str, list[dict[str, Any]]] = {"shapes": [], "sweeps": []}
     for config in all_configs():
         kind = "shapes" if isinstance(config.content, ShapeFile) else "sweeps"
@@ -108,8 +106,6 @@ def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
 
 def table(title: str, *columns: str, right: Sequence[str] = (), rows: Iterable[Sequence[Cell]] = ()) -> Table:
     """A table of texts, with figures in the columns of `right`; more rows may be added."""
-    from swiglu_bench.show.table import Grid
-
     return Grid(columns, list(rows), title, text=set(columns) - set(right), wrap=columns).terminal()
 
 
@@ -152,17 +148,11 @@ def _sizes(told: Mapping[str, Any]) -> Iterator[Table]:
             yield _filled(kind.title(), ("name", *columns), rows)
 
 
-def in_brief(description: str) -> str:
-    """What stands before the first colon, semicolon or bracket of a description; `--detail` has the rest."""
-    return re.split(r"[:;]| \(", description, maxsplit=1)[0]
-
-
 def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """A line for each implementation that can run here, and one per reason for those that cannot."""
-    from swiglu_bench.show.table import by_reason
-
     here = [entry for entry in known if entry["unavailable"] is None]
-    brief = (Text(in_brief(entry["description"]), no_wrap=True, overflow="ellipsis") for entry in here)
+    begins = [re.split(r"[:;]| \(", entry["description"], maxsplit=1)[0] for entry in here]  # --detail has the rest
+    brief = (Text(begin, no_wrap=True, overflow="ellipsis") for begin in begins)
     rows = [(entry["name"], _scopes(entry), what) for entry, what in zip(here, brief, strict=True)]
     found = _filled("Implementations", ("name", "scopes", "what it is"), rows)
     found.columns[1].max_width = 10  # many scopes take another line, so that descriptions have room
@@ -176,8 +166,6 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
 
 def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """All facts of each implementation, and the reasons against those that cannot run here."""
-    from swiglu_bench.show.table import Notes
-
     notes, rows = Notes(), []
     for entry in known:
         reason = entry["unavailable"]
@@ -196,7 +184,7 @@ def _scopes(entry: Mapping[str, Any]) -> str:
     if len(entry["scopes"]) == len(Scope):
         return "all"
     asked = entry["scopes"] if entry["on_request"] else entry["variant"]
-    if set(entry["scopes"]) == DENSE:
+    if set(entry["scopes"]) == set(DENSE):
         return "dense" + "*" * bool(asked)
     return " ".join(name + "*" * (name in asked) for name in entry["scopes"])
 

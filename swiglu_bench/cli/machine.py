@@ -17,17 +17,15 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes, par
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
+from swiglu_bench.machine import machine
 from swiglu_bench.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
 from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import LAYOUTS
+from swiglu_bench.rows.record import LAYOUTS, Record
 from swiglu_bench.show import text
 
 if TYPE_CHECKING:
-    import torch
-
     from swiglu_bench.machine.ceilings_cache import Limits, MeasuredRate
-    from swiglu_bench.rows.record import Record
     from swiglu_bench.tasks.noise import Summary
 
 Measure = Callable[[], "MeasuredRate"]
@@ -49,7 +47,6 @@ def ceilings(
 
     Example: swiglu-bench ceilings --dtype bf16
     """
-    from swiglu_bench.machine import machine
     from swiglu_bench.machine.ceilings_cache import Limits
     from swiglu_bench.measure.clock import make_clock
 
@@ -72,7 +69,6 @@ def ceilings(
 def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]:
     import torch
 
-    from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.machine.ceilings_cache import COPY_BYTES, PRODUCT_SIDE
 
     def row(what: str, measure: Measure, unit: str, most: float | None, default: bool) -> dict[str, Any]:
@@ -148,7 +144,6 @@ def noise(
         raise BadInput(f"--out: {out / LAYOUTS['noise'].file} is there already; give another folder.")
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.loop import Ending
-    from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.output import default_folder
     from swiglu_bench.show.console import Bar, Screen
@@ -229,13 +224,17 @@ def doctor(
 
     Example: swiglu-bench doctor --clock
     """
-    from swiglu_bench.machine import machine
     from swiglu_bench.machine.doctor import Severity, examine
 
     chosen = machine.find_device(device)
     with held(chosen, wait):
         if kernels:
-            _check_kernels(chosen)
+            from swiglu_kernels import check
+
+            try:
+                check(chosen, tell=partial(typer.echo, err=True))
+            except RuntimeError as error:
+                raise BadInput(f"--kernels: {error}.") from None
         findings = list(examine(chosen, cross_check=clock))
     if form == "json":
         text.put(text.as_json({"kind": "doctor", "rows": [dataclasses.asdict(finding) for finding in findings]}))
@@ -249,12 +248,3 @@ def doctor(
         counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
         console.print(", ".join(f"{count} {severity}" for severity, count in counts.items() if count), highlight=False)
     raise typer.Exit(int(any(finding.severity is Severity.FAIL for finding in findings)))
-
-
-def _check_kernels(device: torch.device) -> None:
-    from swiglu_kernels import check
-
-    try:
-        check(device, tell=partial(typer.echo, err=True))
-    except RuntimeError as error:
-        raise BadInput(f"--kernels: {error}.") from None

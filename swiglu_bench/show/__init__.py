@@ -10,8 +10,6 @@ class Writer(Protocol):
 
     def write(self, record: Record) -> None:
         """Take one record; what it says is kept at once, and a failure to keep it never ends the run."""
-        ...
 
     def close(self) -> None:
         """Finish what has begun; also called after Ctrl-C, and harmless when called twice."""
-        ...

@@ -4,8 +4,6 @@ A chart is made of the rows of one section, as records.csv has them; of one shap
 Its title is its question. Where the rows cannot answer it, NoChart says why.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import statistics
@@ -83,14 +81,11 @@ class Style:
         """Colour and form of points, or dashes of lines, by `name`, which share one legend."""
         names = list(names)
         labels, shown = [self.label(name) for name in names], {} if legend else {"legend": None}
-        parts: list[tuple[Any, str, list[Any]]] = [(alt.Color, "color", [self.colour(name) for name in names])]
-        if lines:
-            parts += [(alt.StrokeDash, "strokeDash", [list(self.dash(name)) for name in names])]
-        else:
-            parts += [(alt.Shape, "shape", [self.shape(name) for name in names])]
+        parts: list[tuple[Any, str, Value]] = [(alt.Color, "color", self.colour)]
+        parts += [(alt.StrokeDash, "strokeDash", self.dash) if lines else (alt.Shape, "shape", self.shape)]
         return {
-            channel: kind("name:N", title=None, scale=alt.Scale(domain=labels, range=values), **shown)
-            for kind, channel, values in parts
+            channel: kind("name:N", title=None, scale=alt.Scale(domain=labels, range=list(map(of, names))), **shown)
+            for kind, channel, of in parts
         }
 
 
@@ -447,20 +442,18 @@ NO_CURVE = "Nothing was trained to the end, so there is no curve."
 def training_charts(run: FinishedRun, style: Style) -> Iterator[tuple[str, Chart | str]]:
     """Each question and its chart, or why there is none."""
     losses, names, frozen = _drawn(run)
-    question = "How does the loss fall?"
+    fall: Chart | str = NO_CURVE
     if names:
         about = "means over seeds" + ("; thin: eager's seeds one by one" if BASELINE in names else "")
-        yield question, _explained(over_steps(losses, names, style), about)
-    else:
-        yield question, NO_CURVE
-    question = "How far is each loss from eager's?"
+        fall = _explained(over_steps(losses, names, style), about)
+    yield "How does the loss fall?", fall
+    distance: Chart | str = "Nothing was trained beside eager, so there is no difference to draw."
     if any(name != BASELINE for name in names) and BASELINE in losses:
         about = "loss minus eager's from the same seed and at the same step, mean over seeds"
         about += f"; dotted: {PERMUTED}, its sums in another order" if PERMUTED in names else ""
         about += f"; without {', '.join(frozen)}, whose blocks' weights are not trained" if frozen else ""
-        yield question, _explained(from_eager(losses, names, style, frozen), about)
-    else:
-        yield question, "Nothing was trained beside eager, so there is no difference to draw."
+        distance = _explained(from_eager(losses, names, style, frozen), about)
+    yield "How far is each loss from eager's?", distance
 
 
 def _explained(chart: Chart, about: str) -> Chart:
@@ -506,14 +499,10 @@ def over_steps(losses: Losses, names: Sequence[str], style: Style) -> Chart:
 
 def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Collection[str] = ()) -> Chart:
     """The difference from eager of the same seed, means over seeds."""
-    points = []
-    for name in names:
-        pairs = [
-            [own - other for own, other in zip(mine, losses[BASELINE][seed], strict=False)]
-            for seed, mine in losses[name].items()
-            if name != BASELINE and name not in left_out and seed in losses.get(BASELINE, {})
-        ]
-        points += _means(name, pairs)
+    points, eager = list[Point](), losses.get(BASELINE, {})
+    for name in (name for name in names if name not in (BASELINE, *left_out)):
+        pairs = ((mine, eager[seed]) for seed, mine in losses[name].items() if seed in eager)
+        points += _means(name, [[own - other for own, other in zip(*pair, strict=False)] for pair in pairs])
     lines = _lines(points, names, style, "loss - eager's", strokeWidth=1.2)
     return _layers(lines).properties(width=WIDTH, height=HEIGHT // 2)
 

@@ -9,8 +9,6 @@ The interval of the quotient B/A is made of the ends of two 97.5% intervals, one
 as the A/A pairs of both runs do. A change is believed only if all of that lies on one side of 1.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,10 +144,8 @@ def _kind(before: FinishedRun, after: FinishedRun) -> str:
         old, new = (sorted({str(getattr(row, column)) for row in run.records}) for run in (before, after))
         if old != new:
             mine, theirs = (", ".join(names) or "nothing" for names in (old, new))
-            raise BadInput(
-                f"The runs have different {column}s: {mine} ({before.name}) and {theirs} ({after.name}); "
-                f"choose what both have with --{column}."
-            )
+            both = f"{mine} ({before.name}) and {theirs} ({after.name})"
+            raise BadInput(f"The runs have different {column}s: {both}; choose what both have with --{column}.")
     old_kind, kind = (
         "time" if any(row.time_ms is not None for row in run.records)
         else "memory" if any(row.peak_bytes is not None for row in run.records)
@@ -278,11 +274,9 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
         found = [f"{names[n]} {old[n]} and {new[n]}" for n in known if str(old[n]) != str(new[n])]
         if found and by != "status":
             yield f"{label}: {'; '.join(found)}."
-    codes = [grouped((row for row in run.records if row.code), lambda row: row.implementation) for run in runs]
-    changed = [
-        name for name in codes[0].keys() & codes[1].keys()
-        if {row.code for row in codes[0][name]} != {row.code for row in codes[1][name]}
-    ]  # fmt: skip
+    by_name = [grouped((row for row in run.records if row.code), lambda row: row.implementation) for run in runs]
+    codes = [{name: {row.code for row in rows} for name, rows in each.items()} for each in by_name]
+    changed = [name for name in codes[0].keys() & codes[1].keys() if codes[0][name] != codes[1][name]]
     with_packages = [{row.implementation: row.packages for row in run.records} for run in runs]
     for name in sorted(with_packages[0].keys() & with_packages[1].keys()):
         if with_packages[0][name] != with_packages[1][name]:
@@ -294,17 +288,14 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
         earlier, later = ({case_of(row): row.gpu_uuid for row in run.records if row.gpu_uuid} for run in runs)
         moved = sum(earlier[case] != later[case] for case in earlier.keys() & later.keys())
         if moved:
-            yield (
-                f"{moved} {'cases were' if moved > 1 else 'case was'} on another GPU in the second run: differences "
-                "between two cards of a model affect quotients of times, and cancel in quotients of ratios."
-            )
+            what = f"{moved} {'cases were' if moved > 1 else 'case was'} on another GPU in the second run"
+            differences = "differences between two cards of a model affect quotients of times"
+            yield f"{what}: {differences}, and cancel in quotients of ratios."
     most = max(drift, key=lambda value: abs(value - 1), default=1.0)
     if by == "ratio" and abs(most - 1) > MUCH_DRIFT:
-        yield (
-            f"The baseline's own time changed by up to x{most:.3f}: the machine was in another state, or the baseline "
-            "is different. If a contender depends on the clock less or more than the baseline does, its ratio "
-            "changed, too."
-        )
+        cause = "the machine was in another state, or the baseline is different"
+        effect = "If a contender depends on the clock less or more than the baseline does, its ratio changed, too"
+        yield f"The baseline's own time changed by up to x{most:.3f}: {cause}. {effect}."
     if by == "ratio" and drift and any(old.get(name, "") != new.get(name, "") for name in ("torch", "cuda")):
         yield f"The second run has another build of {old['baseline']}, the baseline: that affects all other ratios."
     if by == "time":
@@ -397,7 +388,8 @@ def _grids(found: Comparison, marked: bool) -> Iterator[Grid]:
             verdict = change.verdict + (" !" if change.outcome is Effect.REGRESSION else "")
             if marked:
                 name, verdict = f"`{name}`", f"**{verdict}**" if change.outcome is not Effect.FINE else verdict
-            figures = [_figure(unit, value) for value in (change.before, change.after)]
+            form = {"ms": milliseconds, "B": mebibytes}.get(unit, "x{:.3f}".format)
+            figures = ["" if value is None else form(value) for value in (change.before, change.after)]
             times, interval, ends = "", "", change.quotient
             if ends:
                 times = f"x{ends.median:.3f}"
@@ -405,9 +397,3 @@ def _grids(found: Comparison, marked: bool) -> Iterator[Grid]:
             cells = (str(change.case[-1]), name, *figures, times, interval)
             rows.append([*map(Text, cells), Text(verdict, STYLES[change.verdict])])
         yield Grid(HEADS, rows, table_label(case), text={"implementation", "verdict"}, wrap={"implementation"})
-
-
-def _figure(unit: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    return {"ms": milliseconds, "B": mebibytes}.get(unit, "x{:.3f}".format)(value)

@@ -1,12 +1,9 @@
 """What a person sees: a table that fills in while it runs; plain lines where there is no terminal."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event, Thread
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,9 +14,7 @@ from swiglu_bench.rows.finished_run import case_label, case_of
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.table import TABLE, by_reason
 from swiglu_bench.show.tables import caution_lines, time_line, tp_line, tp_tables
-
-if TYPE_CHECKING:
-    from swiglu_bench.show.wandb_run import WandbRun
+from swiglu_bench.show.wandb_run import WandbRun
 
 Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
 EVERY_S = 60.0
@@ -62,9 +57,7 @@ class ConsoleWriter(Screen):
     ) -> None:
         super().__init__(console)
         self.records: list[Record] = []
-        self._tables = tables
-        self._quiet = quiet
-        self._in_any_order = in_any_order
+        self._tables, self._quiet, self._in_any_order = tables, quiet, in_any_order
         self._open: dict[tuple[object, ...], list[Record]] = {}
         """Rows of the tables that are not printed yet."""
         self._skipped: list[Record] = []
@@ -72,13 +65,11 @@ class ConsoleWriter(Screen):
         self._skips_told: set[tuple[str, str]] = set()
         self._progress = Bar(console, case_count, quiet=quiet)
 
-    def __enter__(self) -> ConsoleWriter:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def advance(self, completed: float, doing: str) -> None:

@@ -1,7 +1,5 @@
 """Finished runs for a reader who looks for one: a line for each, its rows in order, one of its figures as a grid."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
@@ -120,8 +118,7 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
     figure(run, column, "--sort")
     records = []
     for group in by(run.records, *TABLE):
-        known: list[tuple[float, list[Record]]] = []
-        unknown: list[tuple[float, list[Record]]] = []
+        known, unknown = list[tuple[float, list[Record]]](), list[tuple[float, list[Record]]]()
         for own in by(group, NAME):
             values = [value for record in own if (value := getattr(record, column)) is not None]
             (known if values else unknown).append((statistics.median(values) if values else 0, own))

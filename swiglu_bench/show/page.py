@@ -1,7 +1,5 @@
 """A report as one HTML file that needs no network: charts, tables and the chart libraries inside it."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections import Counter
@@ -34,6 +32,8 @@ BEHIND = "†"
 """Marks runs of other kernels than those of this checkout."""
 WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it",
         "experts": "x and its routing to out: sort, products, gate and weighted sum"}  # fmt: skip
+WITHOUT_WORK: dict[str, Any] = {"split": False, "won": None, "memory_from": "", "failed": [], "problems": None}
+"""What the template asks of every section and a training has none of."""
 Spec = dict[str, Any]
 
 
@@ -58,7 +58,9 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
     devices = unique([*(section.device for section, _ in found if section.device), *described])
     shown.sort(key=lambda section: (section["split"], section["kind"] == "verify"))
     name_apart(shown)
-    themes = {name: theme(name == "dark") for name in ("light", "dark")}
+    told = [{"name": run.label, "commands": run.commands, "settings": run.about.get("settings") or {}} for run in runs]
+    document = {"charts": specs, "themes": {name: theme(name == "dark") for name in ("light", "dark")}}
+    data = json.dumps(document, ensure_ascii=False, allow_nan=False, default=str)
     return environment.get_template("page.html").render(
         title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
         parts=[part for part in ([s for s in shown if s["split"] is split] for split in (False, True)) if part],
@@ -66,12 +68,10 @@ def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], ob
         open=OPEN,
         audits=[audit(run) for run in runs if run.audit],
         machines=machines(runs),
-        runs=[
-            {"name": run.label, "commands": run.commands, "settings": run.about.get("settings") or {}} for run in runs
-        ],
+        runs=told,
         made_by=made_by,
         libraries=_libraries(),
-        data=_json({"charts": specs, "themes": themes}),
+        data=data.replace("<", "\\u003c"),  # so that it may stand inside a script element
     )
 
 
@@ -88,13 +88,9 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
     grids = [figures(shape, rows) for shape, rows in grouped(section.timed, attrgetter("shape")).items()]
     grids += [grid for run in section.runs for grid in tables.workload_grids(section.of(run), workload_of(run.about))]
     return {
-        "kind": section.kind,
-        "split": section.split,
-        "title": section.title,
-        "names": section.names,
+        **{name: getattr(section, name) for name in ("kind", "split", "title", "names", "device")},
         "won": won(section, style) if section.kind == "time" else None,
         "work": WORK.get(section.scope, "") or _split(section.rows[0]),
-        "device": section.device,
         "runs": together([marked_run(run) for run in section.runs]),
         "memory_from": together(section.memory_from),
         "headline": caption(section),
@@ -123,23 +119,18 @@ def _training(run: FinishedRun, style: Style, specs: list[Spec]) -> dict[str, An
     work += [str(settings["data"])] if settings.get("data") else []
     charts = list(training_charts(run, style))
     ended = sum(row.final_loss is not None for row in rows)
-    return {
+    return WITHOUT_WORK | {
         "kind": "training",
-        "split": False,
         "title": ", ".join(filter(None, [f"training of {first.model if first else ''}", settings.get("dtype", "")])),
         "names": run.label,
-        "won": None,
         "work": "; ".join(work),
         "device": first.device if first else "",
         "runs": marked_run(run),
-        "memory_from": "",
         "headline": f"{ended} of {len(rows)} trained to the end.",
         "remarks": list(tables.training_remarks(rows)),
         "charts": [_charts(question, [("", chart)], specs) for question, chart in charts if not isinstance(chart, str)],
         "absent": [chart for _, chart in charts if isinstance(chart, str)],
         "grids": list(tables.training_grids(rows)),
-        "failed": [],
-        "problems": None,
     }
 
 
@@ -170,8 +161,7 @@ def figures(shape: str, rows: Sequence[Record]) -> Grid:
 def _problems(rows: Sequence[Record]) -> dict[str, Any]:
     """Every row without figures, those with the same status and reason together, failures first; who failed."""
     found = grouped((row for row in rows if row.status is not Status.OK), attrgetter("status", "reason"))
-    lines: list[list[Cell]] = []
-    failed = []
+    lines, failed = list[list[Cell]](), list[str]()
     for (status, reason), same in sorted(found.items(), key=lambda item: item[0][0] is Status.SKIPPED):
         names = ", ".join(unique(row.implementation for row in same))
         where = "; ".join(
@@ -282,8 +272,3 @@ def _fact(name: str, value: Any) -> tuple[str, str]:
     if name.endswith("_w") and isinstance(value, int | float):
         return name.removesuffix("_w").replace("_", " "), f"{value:g} W"
     return name.replace("_", " "), str(value)
-
-
-def _json(value: Any) -> str:
-    """JSON that may stand inside a script element."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).replace("<", "\\u003c")

@@ -21,10 +21,6 @@ PADDING = {"left": 24, "top": 8, "right": 48, "bottom": 8}
 FORMS: tuple[Literal["png", "svg"], ...] = ("png", "svg")
 
 
-class NoPicture(RuntimeError):
-    """Why there is none, as part of a sentence."""
-
-
 def picture(chart: Picture, form: Literal["png", "svg"], dark: bool = False) -> bytes:
     """The chart with its title; PNG at twice its size, for dense screens."""
     import vl_convert
@@ -37,21 +33,22 @@ def picture(chart: Picture, form: Literal["png", "svg"], dark: bool = False) -> 
     return vl_convert.vegalite_to_png(spec, scale=2)
 
 
-def save(folder: Path, stem: str, make: Callable[[], Picture]) -> Path:
-    """Write STEM.png and STEM.svg of the chart that `make` returns; the former of them.
+def save(folder: Path, stem: str, make: Callable[[], Picture | str], done: str, lacking: str) -> str:
+    """Write STEM.png and STEM.svg of the chart that `make` returns; a sentence: what is `done`, or `lacking` and why.
 
-    Raises NoPicture where the extra `report` is not installed, the folder cannot be written, or `make` raises it.
+    It is lacking where `make` returns a reason, the extra `report` is not installed, or the folder cannot be written.
     """
     missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
     if missing:
-        raise NoPicture(f"{', '.join(missing)} missing; pip install {' '.join(missing)}")
-    chart, files = make(), {form: folder / f"{stem}.{form}" for form in FORMS}
+        return f"{lacking}: {', '.join(missing)} missing; pip install {' '.join(missing)}."
+    if isinstance(chart := make(), str):
+        return f"{lacking}: {chart}."
     try:
-        for form, file in files.items():
-            file.write_bytes(picture(chart, form))
+        for form in FORMS:
+            (folder / f"{stem}.{form}").write_bytes(picture(chart, form))
     except OSError as error:
-        raise NoPicture(f"{folder} cannot be written: {error.strerror}") from None
-    return files["png"]
+        return f"{lacking}: {folder} cannot be written: {error.strerror}."
+    return f"{done}: {folder / f'{stem}.png'}"
 
 
 def save_scaling(folder: Path, known: Sequence[str]) -> str:
@@ -70,7 +67,4 @@ def save_scaling(folder: Path, known: Sequence[str]) -> str:
 
         return scaling(scaling_points(rows), known)
 
-    try:
-        return f"Scaling: {save(folder, 'scaling', make)}"
-    except NoPicture as reason:
-        return f"No scaling figure: {reason}."
+    return save(folder, "scaling", make, "Scaling", "No scaling figure")

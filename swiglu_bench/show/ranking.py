@@ -6,8 +6,6 @@ the A/A pair's interval reaches; against the baseline the row's own verdict coun
 judges each row against the best as a sweep judges a contender: by the interval of their ratio and by the A/A pair.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import statistics
@@ -30,9 +28,6 @@ from swiglu_bench.rows.finished_run import FinishedRun, case_of, kept_ratio, lat
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped
 from swiglu_bench.rows.run_folder import TOTALS
 from swiglu_bench.show.table import STYLES, TABLE, Cell, Grid, by_reason, dim
-
-Ratio = tuple[float, float, float]
-"""The median over rounds, and the ends of its 95% interval."""
 
 
 def ranked(rows: Iterable[Record]) -> list[Record]:
@@ -68,8 +63,8 @@ class Winner:
     baseline: str
     first: tuple[str, ...]
     """The best, and the others that tie with it; the baseline may be one."""
-    ratio: Ratio
-    """The best's to the baseline."""
+    ratio: tuple[float, float, float]
+    """The best's to the baseline: the median over rounds, and the ends of its 95% interval."""
     slowest: float
     """The highest ratio to the baseline of those that tie; the best's where none does."""
     runner_up: str
@@ -142,21 +137,17 @@ def _total(
     first = next(iter(own.values()))
     work = {name: getattr(first, name) for name in (*TABLE, "implementation")}
     total = Record(**work, baseline=baseline, kind="workload")
-    times, base_times = (
-        {tokens: time_ms for tokens, row in rows.items() if (time_ms := row.time_ms) is not None}
-        for rows in (own, base)
-    )
+    times = {tokens: row.time_ms for tokens, row in own.items() if row.time_ms is not None}
+    base_times = {tokens: row.time_ms for tokens, row in base.items() if row.time_ms is not None}
     missing = [str(tokens) for tokens in workload if tokens not in times]
     if missing:
         return dataclasses.replace(total, reason=f"no time at {', '.join(missing)} tokens")
     mean_ms = sum(weight * times[tokens] for tokens, weight in workload.items()) / sum(workload.values())
     total = dataclasses.replace(total, time_ms=mean_ms)
     confidence = 1 - (1 - CONFIDENCE) / len(workload)
-    ratios = {
-        tokens: between
-        for tokens, row in own.items()
-        if tokens in base_times and row.comparable and (between := kept_ratio(row, base[tokens], confidence))
-    }
+    compared = {tokens: row for tokens, row in own.items() if tokens in base_times and row.comparable}
+    found = {tokens: kept_ratio(row, base[tokens], confidence) for tokens, row in compared.items()}
+    ratios = {tokens: between for tokens, between in found.items() if between}
     if len(ratios) < len(workload):
         return dataclasses.replace(total, reason="no ratio at every token count")
     shares = {tokens: weight * base_times[tokens] for tokens, weight in workload.items()}
@@ -178,8 +169,6 @@ def _total(
 Peaks = Mapping[tuple[Any, ...], int]
 """Measured peaks of a training step, by case without its mode, and implementation."""
 Catalogue = Mapping[str, Implementation]
-
-
 Choice = dict[str, Any]
 """What to use at one case, as a flat row for a program; `implementation` is None where nothing qualifies."""
 

@@ -4,8 +4,6 @@ Rows of a section have the same device, scope, mode and dtype. What is ranked ar
 measured by a run of its own; it joins the times of a step by device and case, and nothing else is joined.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
@@ -158,21 +156,17 @@ def by_work(found: Sequence[Section]) -> list[Section]:
 
     Sections that measured the same case stay apart.
     """
-    works: list[Section] = []
+    works, work = list[Section](), attrgetter("kind", "device", "scope", "mode", "routing", "baseline")
     for section in found:
         mine = {case_of(row) for row in section.rows}
         for number, other in enumerate(works):
-            if _alike(section, other) and mine.isdisjoint(map(case_of, other.rows)):
+            alike = work(section) == work(other) and (section.kind == "verify" or section.dtype == other.dtype)
+            if alike and mine.isdisjoint(map(case_of, other.rows)):
                 works[number] = other.joined(section)
                 break
         else:
             works.append(section)
-    return sorted(works, key=lambda work: (KINDS.index(work.kind), -len(work.rows)))
-
-
-def _alike(section: Section, other: Section) -> bool:
-    same = ("kind", "device", "scope", "mode", "routing", "baseline", *(("dtype",) if section.kind != "verify" else ()))
-    return all(getattr(section, name) == getattr(other, name) for name in same)
+    return sorted(works, key=lambda section: (KINDS.index(section.kind), -len(section.rows)))
 
 
 def _of_run(run: FinishedRun) -> Iterator[Section]:

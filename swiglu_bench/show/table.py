@@ -1,14 +1,12 @@
 """One table for every command: what stands in it, and how it looks on a terminal, in Markdown and on a page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
@@ -24,11 +22,8 @@ STYLES = {
     "fine": "green", "regression": "bold red", "cannot tell": "yellow",
     "clear": "green", "unsure": "yellow", "none": "bold red",
 }  # fmt: skip
-MEANINGS = {
-    "green": "good", "bold red": "bad", "red": "bad", "yellow": "middle", "bold yellow": "middle", "dim": "faint",
-}  # fmt: skip
-"""What a style says on a page, as a class of its style sheet."""
-NAME_WIDTH = 26
+MEANINGS = {"green": "good", "red": "bad", "yellow": "middle", "dim": "faint"}
+"""What a style, bold or not, says on a page, as a class of its style sheet."""
 
 Cell = str | Text
 Column = str | tuple[str, Callable[[Record], Cell]]
@@ -87,7 +82,7 @@ class Grid:
 
 def meaning(cell: Cell) -> str:
     """What a cell says: `good`, `bad`, `middle`, or nothing."""
-    return MEANINGS.get(str(cell.style), "") if isinstance(cell, Text) else ""
+    return MEANINGS.get(str(cell.style).removeprefix("bold "), "") if isinstance(cell, Text) else ""
 
 
 def figure_grid(rows: Sequence[Record], columns: Sequence[Column], lead: Sequence[Column] = (), **about: Any) -> Grid:
@@ -109,16 +104,6 @@ def across(
     return Grid([head, *map(str, values)], lines, text={head})
 
 
-def legend(names: Iterable[str]) -> str:
-    """What figures of a table mean, as it is declared of them."""
-    return "; ".join(f"{FIGURES[name].head}: {FIGURES[name].caption}" for name in names).replace("`", "") + "."
-
-
-def ratio_text(row: Record) -> str:
-    """Its ratio with half of the interval; empty for the baseline and where there is none."""
-    return "" if row.ratio is None or row.verdict == "baseline" else f"{row.ratio:.3f} ± {row.half_width:.3f}"
-
-
 class Notes:
     """Numbers the reasons of a table; the same reason has the same number."""
 
@@ -134,21 +119,10 @@ class Notes:
         return [Text(f"[{number}] {reason}", style="dim") for reason, number in self._reasons.items()]
 
 
-def status_text(row: Record, notes: Notes, where: str = "") -> Text:
-    """How a row without figures ended, and the number of its reason."""
-    return Text(f"{row.status} {notes.mark(where + row.reason)}", STYLES[row.status])
-
-
 def by_reason(what: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
     """(reason, name) pairs as one line per reason: 'what: a, b: the reason'."""
     found = grouped(reasons, lambda pair: pair[0])
     return [f"{what}: {', '.join(unique(name for _, name in pairs))}: {reason}" for reason, pairs in found.items()]
-
-
-def missing(rows: Iterable[Record]) -> Iterator[str]:
-    """Why rows have no figures: a line for each status and reason, with all implementations that it holds for."""
-    for status, own in grouped((row for row in rows if row.status is not Status.OK), attrgetter("status")).items():
-        yield from by_reason(status, ((row.reason, row.implementation) for row in own))
 
 
 def dim(lines: Iterable[str]) -> Iterator[Text]:
@@ -171,40 +145,3 @@ def nothing_done(asked: Sequence[Record], done: str) -> str:
 def by(records: Iterable[Record], *fields: str) -> list[list[Record]]:
     """Records that agree in these fields, together; groups in the order in which they first appear."""
     return list(grouped(records, attrgetter(*fields)).values())
-
-
-Body = Callable[[list[Record], Notes], Iterable[RenderableType]]
-
-
-def blocks(
-    records: Iterable[Record], fields: Sequence[str], what: Callable[[list[Record]], str], body: Body
-) -> Iterator[RenderableType]:
-    """For each group of rows that agree in `fields`: `what` they are, what `body` shows of them, and every reason.
-
-    Implementations that were skipped everywhere for one reason are a line under the tables and not part of them.
-    """
-    for group in by(records, *fields):
-        kept: list[Record] = []
-        skipped: list[tuple[str, str]] = []
-        for own in by(group, "implementation"):
-            reasons = {record.reason for record in own}
-            if all(record.status is Status.SKIPPED for record in own) and len(reasons) == 1:
-                skipped.append((reasons.pop(), own[0].implementation))
-            else:
-                kept += own
-        first, notes = group[0], Notes()
-        sizes = f"  ({first.sizes})  "
-        head = Text.assemble((first.shape, "bold"), sizes, f"{first.scope} {first.mode} {first.dtype} {what(group)}")
-        head.rstrip()
-        shown = [*(body(kept, notes) if kept else ()), *_losses(kept)]
-        yield Group(head, *shown, *notes.lines(), *dim(by_reason("skipped", skipped)), Text(""))
-
-
-def _losses(records: list[Record]) -> Iterator[Text]:
-    """What quantising cost each implementation, at the token count where that is most."""
-    found = []
-    for own in by((record for record in records if record.loss is not None), "implementation"):
-        worst = max(own, key=lambda record: record.loss or 0.0)
-        found.append(f"{worst.implementation} {worst.loss:.2e} (eager {worst.eager_loss:.2e})")
-    if found:
-        yield Text(f"loss, the relative error from the fp64 result of unquantised operands: {', '.join(found)}", "dim")

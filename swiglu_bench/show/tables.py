@@ -3,8 +3,6 @@
 Columns that are figures have the head and the form that rows/record.py declares.
 """
 
-from __future__ import annotations
-
 import math
 import string
 from collections import Counter
@@ -19,29 +17,11 @@ from swiglu_bench.rows.figures import mebibytes, microjoules, milliseconds, plus
 from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, table_label
 from swiglu_bench.rows.record import FIGURES, MOST_STEAL, AuditVerdict, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.show.ranking import quickest, totals, workload_of
-from swiglu_bench.show.table import (
-    NAME_WIDTH,
-    STYLES,
-    TABLE,
-    Cell,
-    Column,
-    Grid,
-    Notes,
-    across,
-    blocks,
-    by,
-    by_reason,
-    dim,
-    figure_grid,
-    legend,
-    missing,
-    ratio_text,
-    status_text,
-)
+from swiglu_bench.show.table import STYLES, TABLE, Cell, Column, Grid, Notes, across, by, by_reason, dim, figure_grid
 
 FEW_TOKENS = 256
 """Up to here a caller feels launches more than kernels, and the second table is shown unasked."""
-CELL_WIDTH, FELT_WIDTH = 19, 27
+NAME_WIDTH, CELL_WIDTH, FELT_WIDTH = 26, 19, 27
 FELT = ("host_us", "latency_us", "graph_us")
 MEMORY = ("saved_bytes", "peak_bytes", "workspace_bytes")
 COUNTED = ("tensor_pct", "dram_bytes", "l2_bytes", "registers_per_thread")
@@ -70,6 +50,63 @@ def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableTyp
     if any(record.peak_bytes is not None for record in run.records):
         return memory_tables(run.records, width)
     return verify_tables(run.records, width, detail)
+
+
+def legend(names: Iterable[str]) -> str:
+    """What figures of a table mean, as it is declared of them."""
+    return "; ".join(f"{FIGURES[name].head}: {FIGURES[name].caption}" for name in names).replace("`", "") + "."
+
+
+def ratio_text(row: Record) -> str:
+    """Its ratio with half of the interval; empty for the baseline and where there is none."""
+    return "" if row.ratio is None or row.verdict == "baseline" else f"{row.ratio:.3f} ± {row.half_width:.3f}"
+
+
+def status_text(row: Record, notes: Notes, where: str = "") -> Text:
+    """How a row without figures ended, and the number of its reason."""
+    return Text(f"{row.status} {notes.mark(where + row.reason)}", STYLES[row.status])
+
+
+def missing(rows: Iterable[Record]) -> Iterator[str]:
+    """Why rows have no figures: a line for each status and reason, with all implementations that it holds for."""
+    for status, own in grouped((row for row in rows if row.status is not Status.OK), attrgetter("status")).items():
+        yield from by_reason(status, ((row.reason, row.implementation) for row in own))
+
+
+Body = Callable[[list[Record], Notes], Iterable[RenderableType]]
+
+
+def blocks(
+    records: Iterable[Record], fields: Sequence[str], what: Callable[[list[Record]], str], body: Body
+) -> Iterator[RenderableType]:
+    """For each group of rows that agree in `fields`: `what` they are, what `body` shows of them, and every reason.
+
+    Implementations that were skipped everywhere for one reason are a line under the tables and not part of them.
+    """
+    for group in by(records, *fields):
+        kept, skipped = list[Record](), list[tuple[str, str]]()
+        for own in by(group, "implementation"):
+            reasons = {record.reason for record in own}
+            if all(record.status is Status.SKIPPED for record in own) and len(reasons) == 1:
+                skipped.append((reasons.pop(), own[0].implementation))
+            else:
+                kept += own
+        first, notes = group[0], Notes()
+        sizes = f"  ({first.sizes})  "
+        head = Text.assemble((first.shape, "bold"), sizes, f"{first.scope} {first.mode} {first.dtype} {what(group)}")
+        head.rstrip()
+        shown = [*(body(kept, notes) if kept else ()), *_losses(kept)]
+        yield Group(head, *shown, *notes.lines(), *dim(by_reason("skipped", skipped)), Text(""))
+
+
+def _losses(records: list[Record]) -> Iterator[Text]:
+    """What quantising cost each implementation, at the token count where that is most."""
+    found = []
+    for own in by((record for record in records if record.loss is not None), "implementation"):
+        worst = max(own, key=lambda record: record.loss or 0.0)
+        found.append(f"{worst.implementation} {worst.loss:.2e} (eager {worst.eager_loss:.2e})")
+    if found:
+        yield Text(f"loss, the relative error from the fp64 result of unquantised operands: {', '.join(found)}", "dim")
 
 
 def rate(record: Record) -> str:
@@ -436,10 +473,8 @@ def training_remarks(summaries: Sequence[Record]) -> Iterator[str]:
     """Remarks on rows: frozen weights, savings that differ from the expected ones, rows without figures."""
     for row in summaries:
         if row.frozen and row.final_loss is not None:
-            yield (
-                f"{row.implementation} yields no weight gradients, so the weights of its blocks are not trained: its "
-                "loss may differ from eager's, and its step does less work."
-            )
+            frozen = f"{row.implementation} yields no weight gradients, so the weights of its blocks are not trained"
+            yield f"{frozen}: its loss may differ from eager's, and its step does less work."
     yield from missing(summaries)
 
 
@@ -537,9 +572,7 @@ def _ranks_grid(title: str, rows: Sequence[Record], columns: Sequence[Column], n
 
 def _ranks_title(row: Record) -> str:
     split = "sequence parallel" if row.sequence_parallel else "all tokens on every rank"
-    block = "mlp"
-    if row.experts:
-        block, split = f"{row.experts} experts", "expert parallel"
+    block, split = (f"{row.experts} experts", "expert parallel") if row.experts else ("mlp", split)
     sizes = f"{row.shape} ({row.hidden} x {row.intermediate}), {row.dtype}"
     return f"{row.mode}, {block} {sizes}, {row.ranks} x {row.device}, {split}"
 

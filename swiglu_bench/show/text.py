@@ -21,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from rich.console import Console
+
 from swiglu_bench.cases.cases import ACTIVATIONS, WEIGHTS, Scope
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.figures import as_csv, cell, figures, reason, write_whole
@@ -31,7 +33,6 @@ from swiglu_bench.version import __version__
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import Console
 
 TABLE = "table"
 ROWS = ("json", "jsonl", "csv")
@@ -39,8 +40,6 @@ ROWS = ("json", "jsonl", "csv")
 
 def screen(form: str = TABLE) -> Console:
     """Where people are told things: stdout, unless a program reads that."""
-    from rich.console import Console
-
     return Console(stderr=form != TABLE)
 
 
@@ -91,18 +90,15 @@ def _label(record: Record) -> str:
     return f"{case}/{record.implementation}"
 
 
-def _verdict(record: Record) -> str:
-    than = "with" if record.verdict == "tie" else "than"
-    return f"{record.verdict} {than} {record.baseline}" if record.verdict else "not compared"
-
-
 def _github_action_benchmark(records: Sequence[Record], about: Mapping[str, Any]) -> str:
     """For its tool `customSmallerIsBetter`: the time of each row, and its ratio to the baseline."""
     found: list[dict[str, Any]] = []
     for record in records:
         if record.time_ms is None:
             continue
-        own = "the baseline" if record.implementation == record.baseline else _verdict(record)
+        than = "with" if record.verdict == "tie" else "than"
+        own = f"{record.verdict} {than} {record.baseline}" if record.verdict else "not compared"
+        own = "the baseline" if record.implementation == record.baseline else own
         extra = "\n".join((own, record.device, record.version))
         spread = f"{cell(record.time_p10_ms)} to {cell(record.time_p90_ms)}"
         time = {"name": f"{_label(record)} time", "unit": "ms", "value": record.time_ms, "extra": extra}

@@ -3,8 +3,6 @@
 W&B is an extra: whatever goes wrong with it is told in one line, and the benchmark goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools
@@ -87,10 +85,8 @@ class WandbRun:
                 self._run.define_metric(f"{figure}/*", step_metric="step", summary="none")
         except Exception as error:  # W&B raises many kinds, and none may cost the run
             self._run, self.failed = None, True
-            warn(
-                f"The run is not logged to W&B: {one_line(error)}. "
-                "Log in with `wandb login`, or set WANDB_MODE=offline to keep the run on disk."
-            )
+            advice = "Log in with `wandb login`, or set WANDB_MODE=offline to keep the run on disk."
+            warn(f"The run is not logged to W&B: {one_line(error)}. {advice}")
 
     def write(self, record: Record) -> None:
         """Log the figures of an `ok` record at its number of tokens; every record goes into the table."""

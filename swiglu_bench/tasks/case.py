@@ -1,7 +1,5 @@
 """What the tasks time, memory and verify have in common: a case's truth, and the admission of each contender."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The task `noise`: how often this machine reports a difference where there is none, and the least that it detects."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -107,11 +105,11 @@ def summarise(pairs: Sequence[Record]) -> Summary:
     """Count false positives and condense the pairs to a few figures."""
     least = [pair.detectable or 0.0 for pair in pairs]
     ratios = [Interval(pair.ratio or 0.0, pair.ratio_low or 0.0, pair.ratio_high or 0.0) for pair in pairs]
-    false_positives = sum(pair.verdict != Verdict.TIE for pair in pairs)
-    excluding_1 = sum(ratio.excludes(1.0) for ratio in ratios)
-    half_width = percentile([ratio.half_width for ratio in ratios], 50)
-    floor, detected = (
-        percentile([pair.floor or 0.0 for pair in pairs], 50),
-        (percentile(least, 80), percentile(least, 95)),
+    return Summary(
+        pairs=len(pairs),
+        false_positives=sum(pair.verdict != Verdict.TIE for pair in pairs),
+        excluding_1=sum(ratio.excludes(1.0) for ratio in ratios),
+        half_width=percentile([ratio.half_width for ratio in ratios], 50),
+        noise=percentile([pair.floor or 0.0 for pair in pairs], 50),
+        detectable=(percentile(least, 80), percentile(least, 95)),
     )
-    return Summary(len(pairs), false_positives, excluding_1, half_width, floor, detected)

@@ -1,7 +1,5 @@
 """The task `time`: contenders timed in interleaved rounds, their samples held against the parent's clock."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,21 +18,10 @@ from swiglu_bench.measure.statistics import Interval, noise_interval, percentile
 from swiglu_bench.rows.record import Load, Record, Status
 from swiglu_bench.tasks import time_row
 from swiglu_bench.tasks.case import TWINS, CaseRun, Entry, blame, sentence
-from swiglu_bench.worker import policy
+from swiglu_bench.worker import policy, turns
 from swiglu_bench.worker.chains import Chains, Unsettled, WrongResult, WrongTime
 from swiglu_bench.worker.child import Contender
 from swiglu_bench.worker.court import Court, name_of
-from swiglu_bench.worker.turns import (
-    RoundJudge,
-    Turn,
-    Turns,
-    alone_ms,
-    contender_of,
-    find_culprit,
-    slow_the_next,
-    slower,
-    slows_the_next,
-)  # fmt: skip
 
 MOST_BURNT = 0.1
 """Share of the time in which a contender may use a CPU while it has to stand still."""
@@ -71,7 +58,7 @@ class _TimedCase(CaseRun):
             on_gpu = self.court.settings.device.type == "cuda"  # on a CPU, processes that stand still slow nobody
             if together and on_gpu and entry.record.implementation == self.baseline:
                 with suppress(Exception):
-                    self._alone_ms = alone_ms(entry.contender)
+                    self._alone_ms = turns.alone_ms(entry.contender)
             entries.append(entry)
         if entries:
             at_once = len(entries) if together else max(1, self.seats - len(TWINS) - 1)
@@ -103,10 +90,10 @@ class _TimedCase(CaseRun):
         """Time some contenders, and without the one that makes others slow, should there be one."""
         twins = self._twins(base, max(1, self.seats - len(members))) if base else []
         watch = time_row.GpuWatch(*self._nvml())
-        turns = self._fill_rows(members, twins, watch)
+        played = self._fill_rows(members, twins, watch)
         for entry in members:
             self._check_again(entry)
-        culprit, certain = self._slows_others(base, members, turns) if base else (None, False)
+        culprit, certain = self._slows_others(base, members, played) if base else (None, False)
         kept = {Status.OK, Status.UNSETTLED} if culprit else {Status.OK}  # without it, others may be settled
         sound = [entry for entry in members if entry.record.status in kept and entry is not culprit]
         sound = [entry for entry in sound if self._ready(entry)]
@@ -128,30 +115,34 @@ class _TimedCase(CaseRun):
     def _tell_timing(self, doing: str, share: float) -> None:
         self.court.tell(doing, 0.5 + 0.5 * share)
 
-    def _slows_others(self, base: Entry, members: Sequence[Entry], turns: Sequence[Turn]) -> tuple[Entry | None, bool]:
+    def _slows_others(
+        self, base: Entry, members: Sequence[Entry], played: Sequence[turns.Turn]
+    ) -> tuple[Entry | None, bool]:
         """The contender that makes the baseline slower than it was alone, or those slower that come next; or None.
 
         Also whether a second attempt says so too: other programs come and go.
         """
         others = {entry.contender.name: entry for entry in members if entry is not base}
         equals = {name_of(base.contender.implementation, alias) for alias in ("", *TWINS)}
-        for name in slow_the_next(turns, equals):
+        for name in turns.slow_the_next(played, equals):
             if name in others and self._ready(base) and self._ready(others[name]):
                 with suppress(Exception):
-                    if slows_the_next(base.contender, others[name].contender):
-                        return others[name], slows_the_next(base.contender, others[name].contender)
+                    pair = base.contender, others[name].contender
+                    if turns.slows_the_next(*pair):
+                        return others[name], turns.slows_the_next(*pair)
         times = self._base_ms
-        if not self._alone_ms or not times or not slower(times, self._alone_ms):
+        if not self._alone_ms or not times or not turns.slower(times, self._alone_ms):
             return None, False
 
         def revive(contender: Contender) -> Contender | None:
             entry = others[contender.name]
             return entry.contender if self._ready(entry) else None
 
-        found = find_culprit(base.contender, [entry.contender for entry in others.values()], revive, self._alone_ms)
+        contenders = [entry.contender for entry in others.values()]
+        found = turns.find_culprit(base.contender, contenders, revive, self._alone_ms)
         if not found or not self._ready(others[found.name]):
             return others[found.name] if found else None, False
-        again = find_culprit(base.contender, [others[found.name].contender], revive, self._alone_ms)
+        again = turns.find_culprit(base.contender, [others[found.name].contender], revive, self._alone_ms)
         return others[found.name], again is not None
 
     def _twins(self, base: Entry, most: int) -> list[Contender]:
@@ -165,10 +156,8 @@ class _TimedCase(CaseRun):
                 log.info("%s of the baseline:", alias, exc_info=error)
                 self.end(twin)
                 if not built:
-                    base.record.remark(
-                        f"There are no ratios, because no second process of {base.record.implementation}, which would "
-                        f"measure the noise, could be built: {sentence(error)}."
-                    )
+                    second = f"no second process of {base.record.implementation}, which would measure the noise"
+                    base.record.remark(f"There are no ratios, because {second}, could be built: {sentence(error)}.")
                 break
             built.append(twin)
         return built
@@ -210,7 +199,7 @@ class _TimedCase(CaseRun):
 
     def _fill_rows(
         self, entries: Sequence[Entry], twins: Sequence[Contender], watch: time_row.GpuWatch
-    ) -> Sequence[Turn]:
+    ) -> Sequence[turns.Turn]:
         """Play the rounds and fill every entry's row: all samples in order; `twins` are more of the baseline."""
         case, by_name = self.case, {entry.contender.name: entry for entry in entries}
         baseline = self.baseline if twins else ""
@@ -221,11 +210,12 @@ class _TimedCase(CaseRun):
         def names(name: str) -> Sequence[str]:
             return case.mode.results(gradients[name])
 
-        judge = RoundJudge(self.court, names)
+        judge = turns.RoundJudge(self.court, names)
         watch.look_round()
         load = LoadWatch()
         with self.court.held():
-            timed = [contender_of(each, judge, led=case.mode) for each in (*(e.contender for e in entries), *twins)]
+            contenders = [*(entry.contender for entry in entries), *twins]
+            timed = [turns.contender_of(each, judge, led=case.mode) for each in contenders]
             everyone = [*timed, *bare.values()]
             rounds = self._play(everyone, judge, baseline, watch)
             wrong = judge.judge_last()
@@ -302,7 +292,7 @@ class _TimedCase(CaseRun):
         return found
 
     def _play(
-        self, timed: Sequence[TimedCall], judge: RoundJudge, baseline: str, watch: time_row.GpuWatch,
+        self, timed: Sequence[TimedCall], judge: turns.RoundJudge, baseline: str, watch: time_row.GpuWatch,
         before: Rounds | None = None,
     ) -> Rounds:  # fmt: skip
         """The rounds; with those `before`, as many again, which no contender can tell from more of the same."""
@@ -330,8 +320,8 @@ class _TimedCase(CaseRun):
         if base:
             equals = [base.contender, *(twin for twin in twins if not rounds.timings[twin.name].failure)]
             others = [entry.contender for entry in sound.values() if entry is not base]
-            turns = Turns(self.court.settings.device.type, equals, others, again)
-            for name, failure in turns.disagreements(rounds).items():
+            held_against = turns.Turns(self.court.settings.device.type, equals, others, again)
+            for name, failure in held_against.disagreements(rounds).items():
                 self._close(sound[name], failure)
 
     def _check_chains(

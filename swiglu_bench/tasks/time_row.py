@@ -2,8 +2,6 @@
 latency, CUDA graphs and energy; and if asked for, a trace and counters.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import re
@@ -129,11 +127,8 @@ def _reject_impossible(record: Record, this: Machine) -> None:
     beyond_l2 = max(0, record.min_bytes - (this.cache_bytes or 0))  # what was written last may still be in L2
     too_many_bytes = beyond_l2 / record.time_ms / 1e6 > gbps and record.l2 == "cold"
     if record.tflops > rate or too_many_bytes:
-        reason = (
-            f"Measured {record.tflops:.0f} TFLOP/s and {record.gbps:.0f} GB/s, above the datasheet's "
-            f"{rate:.0f} and {gbps:.0f}: the timing is wrong."
-        )
-        record.end(Status.ERROR, reason)
+        measured = f"Measured {record.tflops:.0f} TFLOP/s and {record.gbps:.0f} GB/s"
+        record.end(Status.ERROR, f"{measured}, above the datasheet's {rate:.0f} and {gbps:.0f}: the timing is wrong.")
 
 
 def note_comparison(record: Record, rounds: Rounds, noise: Interval | None, aliases: Sequence[str]) -> None:
@@ -293,7 +288,9 @@ def profile(court: Court, case: Case, entries: Sequence[Entry], tell: Tell) -> N
 def _trace(court: Court, entry: Entry) -> None:
     folder, record = court.settings.folder, entry.record
     assert folder
-    file = folder / "traces" / f"{_name(record)}.json"
+    parts = (record.shape, record.scope, record.mode, record.dtype, record.tokens, record.implementation)
+    name = re.sub(r"[^\w.-]+", "-", "-".join(map(str, parts)))
+    file = folder / "traces" / f"{name}.json"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         entry.contender.tell("trace", [Draw(new_seed()) for _ in range(TRACED_CALLS)], str(file.absolute()))
@@ -301,11 +298,6 @@ def _trace(court: Court, entry: Entry) -> None:
     except Exception as error:  # whatever the contender, the profiler or the disk has against it
         log.info("the trace of %s:", record.implementation, exc_info=error)
         record.profile_note = f"There is no trace: {one_line(error)}."
-
-
-def _name(record: Record) -> str:
-    parts = (record.shape, record.scope, record.mode, record.dtype, record.tokens, record.implementation)
-    return re.sub(r"[^\w.-]+", "-", "-".join(map(str, parts)))
 
 
 def _count(court: Court, case: Case, entry: Entry) -> None:

@@ -5,8 +5,6 @@ candidates, and a long one of the fastest few with the shipped choice and its tw
 samples had no part in picking the finalists; a choice wins only if it is faster by more than the twin's noise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import itertools

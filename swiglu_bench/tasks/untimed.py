@@ -3,17 +3,13 @@ calls under compute-sanitizer; `memory` measures what is kept and needed, beside
 `audit` asks for the contract, and is shown as a matrix.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +66,7 @@ class _VerifyCase(CaseRun):
         self.admit(known)
         if self.seats < contenders:
             self.court.judge.close_letterboxes(name_of(known.implementation, ""))
-            with suppress(Exception):  # its process may have ended
+            with contextlib.suppress(Exception):  # its process may have ended
                 self.court.contender(known.implementation).tell("forget")
         return known.record
 
@@ -172,12 +168,10 @@ def _outcome(
 
 def audit_here(implementations: Sequence[Implementation], asked: Asked, device: torch.device) -> Iterator[Record]:
     """Audit trusted implementations in this process."""
-    court = Court(_settings(device, "audit"), machine.describe(device), bench=AuditBench, in_process=True)
+    court = Court(
+        Settings(Task.VERIFY, device, "audit", ""), machine.describe(device), bench=AuditBench, in_process=True
+    )
     return audit(court, asked, implementations)
-
-
-def _settings(device: torch.device, command: str) -> Settings:
-    return Settings(Task.VERIFY, device, command, "")
 
 
 def run_audit(
@@ -188,15 +182,19 @@ def run_audit(
     The status is 1 with --strict and a fail, and 130 when interrupted.
     """
     places = OneDevice(device, say_on_stderr, options.in_process)
-    this, cells, ending = places.assemble(), list[Record](), loop.Ending(Screen(console), {})
+    this, cells, screen = places.assemble(), list[Record](), Screen(console)
+    ending = loop.Ending(screen, {})
     about = {"command": command_line(), "options": given(options), "machine": this.as_dict()}
     folder = folder_of("audit", options, this, machine.now())
-    file = _opened(folder, about) if folder else None
+    if folder:
+        run_folder.create_folder(folder)
+        run_folder.write_run_file(folder, about)
+    file = Table(folder / run_folder.AUDIT, LAYOUTS["audit"].columns()) if folder else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         matrix.ignore_warnings_of_values()
         place = stack.enter_context(logs(folder, lambda: any(cell.verdict is AuditVerdict.FAIL for cell in cells)))
-        settings = _settings(device, command_line())
+        settings = Settings(Task.VERIFY, device, command_line(), "")
         work = Work(audit, chosen, settings, options.timeout, place, options.wait, AuditBench)
         total = sum(len(matrix.checks_of(scope)) for known in chosen for scope in asked.scopes if scope in known.scopes)
         bar = stack.enter_context(Bar(console, total))
@@ -210,23 +208,13 @@ def run_audit(
         except OSError as error:
             raise BadInput(f"--out: {folder} cannot be written: {error.strerror}.") from None
     counts = {verdict: sum(cell.verdict is verdict for cell in cells) for verdict in AuditVerdict}
-    _show(cells, counts, folder, console)
+    console.width = max(console.width, 80)
+    for part in contract_tables(cells, {check.name: check.about for check in matrix.CHECKS}):
+        console.print(part, soft_wrap=not hasattr(part, "columns"))
+    screen.say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if folder:
+        screen.say(f"Cells and machine: {folder}")
     if ending.interrupted:
         console.print(f"Interrupted: {len(cells)} cells were kept.", style="yellow")
         return INTERRUPTED, about, cells
     return int(options.strict and counts[AuditVerdict.FAIL] > 0), about, cells
-
-
-def _opened(folder: Path, about: dict[str, Any]) -> Table:
-    run_folder.create_folder(folder)
-    run_folder.write_run_file(folder, about)
-    return Table(folder / run_folder.AUDIT, LAYOUTS["audit"].columns())
-
-
-def _show(cells: Sequence[Record], counts: dict[AuditVerdict, int], folder: Path | None, console: Console) -> None:
-    console.width = max(console.width, 80)
-    for part in contract_tables(cells, {check.name: check.about for check in matrix.CHECKS}):
-        console.print(part, soft_wrap=not hasattr(part, "columns"))
-    Screen(console).say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    if folder:
-        Screen(console).say(f"Cells and machine: {folder}")

@@ -22,7 +22,7 @@ from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.tasks import time, time_row
 from swiglu_bench.tasks.case import Entry
 from swiglu_bench.tasks.time_row import GpuWatch
-from swiglu_bench.worker import court
+from swiglu_bench.worker import court, turns
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.chains import Chains, Unsettled
 from swiglu_bench.worker.child import Contender
@@ -129,8 +129,8 @@ def test_rates_above_the_datasheet_are_rejected(played: Play, scope: Scope) -> N
 @pytest.mark.parametrize("again", [True, False])
 def test_a_second_try_decides_whether_it_is_certain(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
     tries = iter([True, again])
-    monkeypatch.setattr(time, "slow_the_next", lambda *_: ["mine"])
-    monkeypatch.setattr(time, "slows_the_next", lambda *_: next(tries))
+    monkeypatch.setattr(turns, "slow_the_next", lambda *_: ["mine"])
+    monkeypatch.setattr(turns, "slows_the_next", lambda *_: next(tries))
     base, mine = (
         SimpleNamespace(contender=SimpleNamespace(name=name, implementation=SimpleNamespace(name=name)))
         for name in ("eager", "mine")

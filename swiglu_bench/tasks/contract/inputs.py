@@ -2,13 +2,11 @@
 sizes, strides, values, biases, bounds and packed weights.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +29,7 @@ from swiglu_bench.worker.policy import Settings, Task
 TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
 EXPERTS = cases.Experts(6, 3)
 DRAW = Draw(1)
+EVERYWHERE = tuple(cases.Scope)
 _describe = functools.cache(machine.describe)
 VERY_LARGE = {torch.float16: 1e4, torch.bfloat16: 1e20, torch.float32: 1e20}
 """A size at which gate and up still fit the dtype and their product does not."""
@@ -48,8 +47,6 @@ class CheckOutcome:
 
 
 PASSED = CheckOutcome(AuditVerdict.PASS)
-
-
 failed = partial(CheckOutcome, AuditVerdict.FAIL)
 """The implementation ran and did not do what was asked."""
 unsupported = partial(CheckOutcome, AuditVerdict.UNSUPPORTED)
@@ -91,7 +88,7 @@ class Subject:
         """The implementation built for a problem."""
         return Built(self.implementation, problem)
 
-    def wrapped(self, around: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> Subject:
+    def wrapped(self, around: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> Self:
         """This implementation with `around` applied to its forward."""
         build = self.implementation.build
 
@@ -126,7 +123,7 @@ class Check:
     about: str
     """One sentence on what is asked."""
     ask: Callable[[Subject], CheckOutcome]
-    scopes: Sequence[cases.Scope] = tuple(cases.Scope)
+    scopes: Sequence[cases.Scope] = EVERYWHERE
     """Where it is asked."""
     needs_backward: bool = False
     """Whether it is about the backward, which an implementation may not have."""
@@ -179,11 +176,7 @@ CHECKS = Checks()
 
 
 def _passes(
-    name: str,
-    about: str,
-    values: Values = Values.NORMAL,
-    scopes: Sequence[cases.Scope] = tuple(cases.Scope),
-    **case: Any,
+    name: str, about: str, values: Values = Values.NORMAL, scopes: Sequence[cases.Scope] = EVERYWHERE, **case: Any
 ) -> None:
     """Add the check that a case which differs in `case` from the usual one passes what a sweep asks before timing."""
     CHECKS.append(Check(name, about, lambda subject: subject.values(subject.case(**case), values=values), scopes))
@@ -234,26 +227,14 @@ _passes(
 _passes("zeros", "Activations of zeros: everything that depends on them is exactly zero.", Values.ZEROS)
 
 
-@CHECKS.add("NaN and Inf")
-def _nan_and_inf(subject: Subject) -> CheckOutcome:
-    """A NaN, an Inf and a -Inf in three tokens: they reach what they reach in eager, and nothing else."""
-
-    def spoil(value: Tensor) -> Tensor:
-        value[3, 5], value[7, 11], value[13, 2] = torch.nan, torch.inf, -torch.inf
-        return value
-
-    return _propagates(subject, spoil)
+def _spoilt(value: Tensor) -> Tensor:
+    value[3, 5], value[7, 11], value[13, 2] = torch.nan, torch.inf, -torch.inf
+    return value
 
 
-@CHECKS.add("very large")
-def _very_large(subject: Subject) -> CheckOutcome:
-    """A token so large that the product of gate and up overflows: Inf where eager has it, and nowhere else."""
-
-    def enlarge(value: Tensor) -> Tensor:
-        value[9] *= VERY_LARGE[value.dtype]  # of two, terms that overflow might cancel in a weight's gradient
-        return value
-
-    return _propagates(subject, enlarge)
+def _enlarged(value: Tensor) -> Tensor:
+    value[9] *= VERY_LARGE[value.dtype]  # of two, terms that overflow might cancel in a weight's gradient
+    return value
 
 
 def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOutcome:
@@ -267,10 +248,8 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOu
     kept = {cases.INDEX, "top_k_weights"}
     activations = [value if name in kept else change(value) for name, value in zip(names, drawn, strict=True)]
     truth = compute_truth(problem, activations, upstream)
-    eager, produced = (
-        Built(implementation, problem).run_on([value.clone() for value in activations], upstream)
-        for implementation in (REFERENCE, subject.implementation)
-    )
+    both = (Built(implementation, problem) for implementation in (REFERENCE, subject.implementation))
+    eager, produced = (built.run_on([value.clone() for value in activations], upstream) for built in both)
     for name, value in produced.items():
         expected = eager[name]
         if value is None or expected is None:
@@ -287,10 +266,14 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> CheckOu
     return PASSED
 
 
-@CHECKS.add("bias", offer="bias")
-def _bias(subject: Subject) -> CheckOutcome:
-    """A bias on each projection, with its gradient."""
-    return subject.values(extras=cases.Extras(bias=True))
+CHECKS += [
+    Check("NaN and Inf", "A NaN, an Inf and a -Inf in three tokens: they reach what they reach in eager, and nothing "
+          "else.", partial(_propagates, change=_spoilt)),
+    Check("very large", "A token so large that the product of gate and up overflows: Inf where eager has it, and "
+          "nowhere else.", partial(_propagates, change=_enlarged)),
+    Check("bias", "A bias on each projection, with its gradient.",
+          lambda subject: subject.values(extras=cases.Extras(bias=True)), offer="bias"),
+]  # fmt: skip
 
 
 @CHECKS.add("clamp", offer="limit")

@@ -3,8 +3,6 @@ repeated, and what a call does to its inputs; and of what an implementation is p
 autocast, CUDA graphs, huge tensors. `AuditBench` answers all of them in a contender's process.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings
@@ -226,18 +224,13 @@ def _opcheck(subject: Subject) -> CheckOutcome:
     if not calls.found:
         return unsupported("it calls no custom operator")
     for operator, (given, named) in calls.found.items():
-        arguments = tuple(_as_leaf(value, bool(built.gradients)) for value in given)
+        own = (value.detach().clone() if isinstance(value, Tensor) else value for value in given)
+        arguments = tuple(leaf(value, bool(built.gradients)) if isinstance(value, Tensor) else value for value in own)
         results = torch.library.opcheck(operator, arguments, named, raise_exception=False)
         wrong = [f"{test}: {result}" for test, result in results.items() if result != "SUCCESS"]
         if wrong:
             return failed(f"{operator}: {' '.join('; '.join(wrong).split())[:400]}")
     return PASSED
-
-
-def _as_leaf(value: Any, requires_grad: bool) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    return value.detach().clone().requires_grad_(requires_grad)
 
 
 @_CHECKS.add("CUDA graph")
@@ -291,11 +284,9 @@ def _far_experts(subject: Subject) -> CheckOutcome:
         index.copy_(FAR_EXPERTS.count - 1 - (slots + tokens[:, None]) % (2 * FAR_EXPERTS.top_k))
         index[0] = slots
         with torch.no_grad():
-            found = [
-                Built(entry, problem).forward(x.clone(), index.clone(), weights.clone())
-                for entry in (REFERENCE, subject.implementation)
-            ]
-        return judge_on(problem, inputs, {"output": found[1]}, {"output": found[0]})
+            both = (Built(entry, problem) for entry in (REFERENCE, subject.implementation))
+            eager, found = (built.forward(x.clone(), index.clone(), weights.clone()) for built in both)
+        return judge_on(problem, inputs, {"output": found}, {"output": eager})
     finally:
         torch.cuda.empty_cache()
 
@@ -337,13 +328,11 @@ def _judge_rows(subject: Subject, case: Case, rows: list[int]) -> CheckOutcome:
     index = torch.tensor(rows, device=subject.device)
     generator = torch.Generator(device=subject.device).manual_seed(case.seed)
 
-    def whole(rows_there: Tensor, fill: bool) -> Tensor:
-        value = (
-            rows_there[:1].repeat(case.tokens, 1) if fill else rows_there.new_zeros(case.tokens, rows_there.shape[1])
-        )
+    def whole(there: Tensor, fill: bool) -> Tensor:
+        value = there[:1].repeat(case.tokens, 1) if fill else there.new_zeros(case.tokens, there.shape[1])
         if fill and value.is_floating_point():
             value.normal_(generator=generator)
-        return value.index_copy_(0, index, rows_there)
+        return value.index_copy_(0, index, there)
 
     names = ACTIVATIONS[case.scope]
     activations = [whole(there, True) for there in inputs.activations]

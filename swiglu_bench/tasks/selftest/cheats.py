@@ -2,8 +2,6 @@
 threads and streams that are not theirs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
@@ -14,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -115,13 +114,22 @@ def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> Callab
     return lambda: setattr(owner, name, replacement(getattr(owner, name)))
 
 
-def _fast_reports(real: Any) -> Any:
+def _shorter(factor: float, real: Any) -> Any:
+    """Reports the `factor` of what a sample took."""
+
     def sample(self: Workbench, *given: Any, **named: Any) -> SampleReport:
         report = real(self, *given, **named)
-        fast = {"ms": report.ms / SPEEDUP, "host_us": report.host_us / SPEEDUP}
-        return dataclasses.replace(report, **fast)
+        return dataclasses.replace(report, ms=report.ms * factor, host_us=report.host_us * factor)
 
     return sample
+
+
+def hiding(share: float) -> Callable[[], None]:
+    """Take so much off each sample before it is reported."""
+    return _replace(Workbench, "sample", partial(_shorter, 1 - share))
+
+
+_edit_samples = _replace(Workbench, "sample", partial(_shorter, 1 / SPEEDUP))
 
 
 def _fast_messages(real: Any) -> Any:
@@ -170,23 +178,9 @@ def _true_later(real: Any) -> Any:
     number = itertools.count(1)
 
     def sample(self: Workbench, *given: Any, **named: Any) -> SampleReport:
-        return (_fast_reports(real) if next(number) <= LIES else real)(self, *given, **named)
+        return (_shorter(1 / SPEEDUP, real) if next(number) <= LIES else real)(self, *given, **named)
 
     return sample
-
-
-def hiding(share: float) -> Callable[[], None]:
-    """Take so much off each sample before it is reported."""
-
-    def sample(real: Any) -> Any:
-        def report(self: Workbench, *given: Any, **named: Any) -> SampleReport:
-            found = real(self, *given, **named)
-            less = {"ms": found.ms * (1 - share), "host_us": found.host_us * (1 - share)}
-            return dataclasses.replace(found, **less)
-
-        return report
-
-    return _replace(Workbench, "sample", sample)
 
 
 def _works_in_the_pause(_: Problem) -> Step:
@@ -267,11 +261,9 @@ def _first_event_again(problem: Problem) -> Step:
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
         gate = silu(x @ w_gate.T)
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code is not clocks.CudaClock.sample.__code__:
-            frame = frame.f_back
-        if frame is not None:
-            frame.f_locals["start"].record()
+        for frame, _ in traceback.walk_stack(sys._getframe(1)):
+            if frame.f_code is clocks.CudaClock.sample.__code__:
+                frame.f_locals["start"].record()
         return gate * (x @ w_up.T)
 
     return glu(problem, forward)
@@ -282,11 +274,9 @@ def _knows_upstream(problem: Problem) -> Step:
     own, ready = Desk(problem), list[Gradients]()
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and not isinstance(frame.f_locals.get("draw"), Draw):
-            frame = frame.f_back
-        draw = frame.f_locals.get("draw")
-        ready[:] = [right_backward(own.upstream(draw), x, w_gate, w_up)] if isinstance(draw, Draw) else []
+        found = (frame.f_locals.get("draw") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        draw = next((each for each in found if isinstance(each, Draw)), None)
+        ready[:] = [right_backward(own.upstream(draw), x, w_gate, w_up)] if draw else []
         return right_forward(x, w_gate, w_up)
 
     return glu(problem, forward, lambda *given: ready.pop() if ready else right_backward(*given))
@@ -308,9 +298,6 @@ def _spoil_compiled() -> None:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     _spoil(cache_dir(), "*.py")
-
-
-_edit_samples = _replace(Workbench, "sample", _fast_reports)
 
 
 # Answers of others
@@ -364,30 +351,19 @@ def _burning_child() -> None:
 # Streams, events and graphs of a GPU
 
 
-def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
+def _on_a_stream(problem: Problem, spin_cycles: int = 0, joined_early: bool = False) -> Forward:
+    """Work on a stream that is never joined or, if `joined_early`, by an event from before the work."""
     stream = torch.cuda.Stream(problem.device)
 
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
         out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
         stream.wait_stream(torch.cuda.current_stream())
+        before = stream.record_event() if joined_early else None
         with torch.cuda.stream(stream):
             torch.cuda._sleep(spin_cycles)
             out.copy_(right_forward(x, w_gate, w_up))
-        return out
-
-    return forward
-
-
-def _joined_too_early(problem: Problem) -> Forward:
-    stream = torch.cuda.Stream(problem.device)
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        done = stream.record_event()
-        with torch.cuda.stream(stream):
-            out.copy_(right_forward(x, w_gate, w_up))
-        torch.cuda.current_stream().wait_event(done)
+        if before:
+            torch.cuda.current_stream().wait_event(before)
         return out
 
     return forward
@@ -507,12 +483,13 @@ SPECIMENS = table(
              change=lambda: threading.Thread(target=_burn, daemon=True).start()),
     _forward("burning-child", "a busy process that leaves its group", ("slows others",), change=_burning_child),
     _on_gpu("side-stream-not-joined", "forks a stream and never joins it", ("complete on return", *WALL),
-            lambda problem: glu(problem, _not_joined(problem, SLOW_CYCLES))),
+            lambda problem: glu(problem, _on_a_stream(problem, SLOW_CYCLES))),
     _on_gpu("side-stream-later", "after some calls it works on a stream that is never joined",
             ("timed loop", *WALL, "complete on return"),
-            lambda problem: glu(problem, right_at_first(_not_joined(problem)))),
+            lambda problem: glu(problem, right_at_first(_on_a_stream(problem)))),
     _on_gpu("joined-too-early", "joins a stream that it forks by an event from before the work",
-            ("complete on return", "relative error", *WALL), lambda problem: glu(problem, _joined_too_early(problem))),
+            ("complete on return", *TRUTH, *WALL),
+            lambda problem: glu(problem, _on_a_stream(problem, joined_early=True))),
     _on_gpu("first-event-again", "records the sample's first event again after half of the work", WALL,
             _first_event_again, tokens=64),
     _on_gpu("patched-elapsed-time", "makes the GPU's events run slowly", CLOCK,

@@ -1,7 +1,5 @@
 """Implementations that are right once: what they keep from call to call, and how a model uses a layer, shows them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -146,10 +144,6 @@ def _first_of_a_batch(x: Tensor, *weights: Tensor) -> Tensor:
     return right_forward(x if x.dim() == 2 else x[:1].expand_as(x), *weights)
 
 
-def _as_given(*given: Tensor) -> tuple[Tensor, ...]:
-    return given
-
-
 def _wrong_beside_a_frozen_one(dz: Tensor, x: Tensor, *weights: Tensor) -> Any:
     dx, *gradients = right_backward(dz, x, *weights)
     return dx if len({value.requires_grad for value in weights}) == 1 else dx * 0, *gradients
@@ -228,7 +222,8 @@ SPECIMENS = table(
              forward=_first_of_a_batch),
     _large("first-batch-when-large", "the same, of many tokens", forward=when_large(_first_of_a_batch)),
     Specimen("ignores-strides", "reads its input as if it were contiguous", USE, inputs=_without_strides),
-    _large("ignores-strides-when-large", "the same, of many tokens", inputs=when_large(_without_strides, _as_given)),
+    _large("ignores-strides-when-large", "the same, of many tokens",
+           inputs=when_large(_without_strides, lambda *given: given)),
     Specimen("one-number-of-tokens", "leaves out the last token where there are more or fewer than at first", USE,
              with_memory(_one_number_of_tokens)),
     _large("one-large-number-of-tokens", "the same, of many tokens", build=

@@ -4,8 +4,6 @@ It tells which check caught which specimen, and which right implementations were
 alarm, or a bug of the implementation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import warnings
@@ -27,11 +25,11 @@ from swiglu_bench.contenders import pytorch
 from swiglu_bench.loop import Ending
 from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status, TensorCheck
+from swiglu_bench.rows.record import FAULTS, AuditVerdict, Status, TensorCheck
 from swiglu_bench.show.console import Bar, Screen
 from swiglu_bench.show.table import Grid
 from swiglu_bench.tasks.case import court_of
-from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of
+from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit, inputs_of, verdict
 from swiglu_bench.tasks.contract.matrix import cannot_run, ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
 from swiglu_bench.tasks.selftest.specimen import HONEST, HONEST_ON_A_GPU, Specimen, slow
@@ -121,7 +119,6 @@ def run_specimens(
 
 def _swept(court: Court, case: cases.Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
     """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
-
     left, court.tell = dict(chosen), lambda doing, _: tell(f"{case.label}: {doing}")
     for _ in range(ATTEMPTS):
         contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
@@ -134,7 +131,8 @@ def _swept(court: Court, case: cases.Case, chosen: dict[str, Specimen], tell: Ca
         if eager.status not in {Status.OK, Status.UNSETTLED}:
             raise AssertionError(f"eager itself is {eager.status} at {case.label}: {eager.reason}")
         for name, record in rows.items():
-            checks, decoy = _failed(record), decoys.get(name)
+            failed = tuple(dict.fromkeys(check.check for check in record.tensor_checks if not check.ok))
+            checks, decoy = failed or ("error",) * (record.status is Status.ERROR), decoys.get(name)
             if decoy and decoy.exists() and decoy.read_text(encoding="utf-8") == decoy.name:
                 checks = (*checks, OWN_CACHES)
             if checks or Status.UNSETTLED not in {eager.status, record.status}:
@@ -143,11 +141,6 @@ def _swept(court: Court, case: cases.Case, chosen: dict[str, Specimen], tell: Ca
             return
     for specimen in left.values():
         yield Catch(specimen, reason=TOO_BUSY, ran=False)
-
-
-def _failed(record: Record) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(verdict.check for verdict in record.tensor_checks if not verdict.ok))
-    return found or (("error",) if record.status is Status.ERROR else ())
 
 
 def _audited(specimen: Specimen, device: torch.device) -> Catch:
@@ -207,9 +200,7 @@ def draw_case(source: random.Random, device_type: str) -> tuple[cases.Case, case
     shape = cases.Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
     case = cases.Case(shape, tokens, dtype, scope, source.choice(list(cases.Mode)), source.randrange(2**31), precision)
     kind = "plain" if precision else source.choice(("plain", "plain", "bias", "limit", "packed"))
-    if scope is cases.Scope.ACTIVATION and kind != "limit":
-        kind = "plain"
-    if scope is cases.Scope.EXPERTS and kind == "packed":
+    if (scope is cases.Scope.ACTIVATION and kind != "limit") or (scope is cases.Scope.EXPERTS and kind == "packed"):
         kind = "plain"
     if scope is cases.Scope.EXPERTS and not case.precision and source.random() < OF_GPT_OSS:
         gates = cases.Extras(bias=True, limit=7.0, alpha=GPT_OSS_ALPHA, interleaved=source.random() < 0.5)
@@ -289,10 +280,9 @@ def _with_clear_limit(case: cases.Case, device: torch.device, extras: cases.Extr
 
 def _alarm(admitting: Admitting, place: Court, implementation: Implementation) -> str:
     try:
-        checks = admitting.admit(place.contender(implementation)).checks
+        return verdict(admitting.admit(place.contender(implementation)).checks).reason
     except Exception as error:
         return f"raises {one_line(error)}"
-    return "; ".join(f"{check.tensor}: {check.reason}" for check in checks if not check.ok)
 
 
 # The command
@@ -346,11 +336,9 @@ def run_selftest(
             tried = f"{ended[0]:.0f} of {false_alarms}" if ending.interrupted else f"{false_alarms}"
             verified = Counter(row["implementation"] for row in result.cases)
             alarms = sum(bool(row["alarm"]) for row in result.cases)
-            screen.say(
-                f"{alarms} false alarms in {verified.total()} verifications of {len(verified)} implementations at "
-                f"{tried} random cases (seed {seed}): "
-                + ", ".join(f"{name} {times}" for name, times in verified.items())
-            )
+            named = ", ".join(f"{name} {times}" for name, times in verified.items())
+            what = f"{alarms} false alarms in {verified.total()} verifications of {len(verified)} implementations"
+            screen.say(f"{what} at {tried} random cases (seed {seed}): {named}")
     if ending.interrupted:
         result.interrupted = True
         screen.say("Interrupted: above is what was found by then.", style="yellow")

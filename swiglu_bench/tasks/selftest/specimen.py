@@ -3,8 +3,6 @@
 Before the class are the parts that specimens are made of: a correct forward and backward, and what changes them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace

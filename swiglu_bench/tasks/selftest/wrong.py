@@ -1,7 +1,5 @@
 """Implementations that compute something else: faults as kernels have them, of values, routing and quantisation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -148,12 +146,9 @@ DENSE = (
 
 # Mixtures of experts
 
-Routed = tuple[Tensor, Tensor]
-"""top_k_index and top_k_weights."""
 
-
-def _routed(change: Callable[[Tensor, Tensor, int], Routed]) -> Build:
-    """The definition on another routing than it was given; `change` gets that and the number of experts."""
+def _routed(change: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]) -> Build:
+    """The definition on another routing than it was given: `change` gets index, weights and the number of experts."""
 
     def build(problem: Problem) -> Step:
         forward, count = REFERENCE.build(problem).forward, len(problem.weights["w_gate"])

@@ -19,11 +19,10 @@ the number of ranks where the wires are the limit, and so compares with what a l
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,12 +58,10 @@ class SplitCase(Case):
     def local(self) -> SplitCase:
         """As one rank computes it: with its part of the intermediate dimension, or of the experts."""
         if experts := self.shape.experts:
-            shape = dataclasses.replace(
-                self.shape, experts=dataclasses.replace(experts, count=experts.count // self.ranks)
-            )
+            shape = replace(self.shape, experts=replace(experts, count=experts.count // self.ranks))
         else:
-            shape = dataclasses.replace(self.shape, intermediate=self.shape.intermediate // self.ranks)
-        return dataclasses.replace(self, shape=shape)
+            shape = replace(self.shape, intermediate=self.shape.intermediate // self.ranks)
+        return replace(self, shape=shape)
 
     def collectives(self, by_sequence: bool) -> tuple[Collective, ...]:
         """Those of one call, in order."""
@@ -100,26 +97,19 @@ def cases_of(
                 what, number = "number of experts", shape.experts.count
             if number % size:
                 divisors = [divisor for divisor in (2, 4, 8, 16, 32, 64) if number % divisor == 0] or [1]
-                raise BadInput(
-                    f"--gpus: {shape.name}'s {what} {number} is not divisible by {size}; give one of "
-                    f"{_listed(divisors)}."
-                )
+                odd = f"{shape.name}'s {what} {number} is not divisible by {size}"
+                raise BadInput(f"--gpus: {odd}; give one of {_listed(divisors)}.")
         wrong = [count for count in tokens or () if by_sequence and count % size]
         if wrong:
-            raise BadInput(
-                f"--tokens: {wrong[0]} tokens are not divisible by {size} ranks, which sequence parallelism needs; "
-                f"give multiples of {size}, or --sequence-parallel no."
-            )
+            odd = f"{wrong[0]} tokens are not divisible by {size} ranks, which sequence parallelism needs"
+            raise BadInput(f"--tokens: {odd}; give multiples of {size}, or --sequence-parallel no.")
     cases = expand(shapes, scopes=[Scope.MLP, Scope.EXPERTS], modes=modes, dtypes=dtypes, tokens=tokens, seed=seed)
     kept = [case for case in cases if not by_sequence or all(case.tokens % size == 0 for size in sizes)]
     if not kept:
         raise BadInput(f"--tokens: none of the shapes' own token counts is divisible by {_listed(sizes)}; give some.")
     kept.sort(key=lambda case: (shapes.index(case.shape), case.mode != Mode.FORWARD, case.mode))
-    return [SplitCase(**_fields(case), ranks=size, ways=ways) for size in sizes for case in kept]
-
-
-def _fields(case: Case) -> dict[str, Any]:
-    return {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
+    values = [{field.name: getattr(case, field.name) for field in fields(Case)} for case in kept]
+    return [SplitCase(**of_case, ranks=size, ways=ways) for size in sizes for of_case in values]
 
 
 def _listed(values: Iterable[int]) -> str:
@@ -158,11 +148,8 @@ def fill(row: Record, rounds: Rounds, case: SplitCase, ceiling_gbps: float | Non
         "time_ms": own, "twin_ms": twin if name == row.baseline else "", "compute_ms": key(alone, LOCAL),
         "comm_ms": key(COLLECTIVES, way), "single_ms": key(alone, SINGLE),
     }  # fmt: skip
-    ms = {
-        field: rounds.timings[of].ms
-        for field, of in timed.items()
-        if of in rounds.timings and not rounds.timings[of].failure
-    }
+    sound = {name: timing.ms for name, timing in rounds.timings.items() if not timing.failure}
+    ms = {field: sound[of] for field, of in timed.items() if of in sound}
     row.samples_ms, row.twin_ms = tuple(ms["time_ms"]), tuple(ms.get("twin_ms", ()))
     row.series = {name: ms[name] for name in PARTS if name in ms}
     time_ms, compute_ms, comm_ms, single_ms = (np.asarray(ms.get(name, ())) for name in ("time_ms", *PARTS))

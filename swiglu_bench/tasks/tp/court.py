@@ -4,8 +4,6 @@ A time is that of the slowest rank, a verdict that of the worst. A contender's p
 (`Workbench`), but all share a process here, with the judge.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import logging
@@ -16,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -51,8 +49,6 @@ R = TypeVar("R", bound=Report)
 LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
 """Of the tensor whose collectives are the ceiling: far beyond what latency matters to."""
 WARMUPS, SAMPLES = 3, 9
-
-
 WHOLE = "One GPU runs the case whole."
 """How the reason of a row begins whose case is too large for that."""
 
@@ -81,7 +77,7 @@ class RankCourt:
         self._bare: dict[bool, Callable[[], None]] = {}
 
     @classmethod
-    def join(cls, work: Work, skipped: Mapping[str, str], processes: int = 0) -> RankCourt:
+    def join(cls, work: Work, skipped: Mapping[str, str], processes: int = 0) -> Self:
         """Meet the others where the environment says, and load implementations.
 
         So many `processes` were started on this machine and share its CPU; 0: by torchrun, which has seen to that.
@@ -304,12 +300,11 @@ def bare(group: Group, these: tuple[Collective, ...], elements: int, dtype: torc
     whole = torch.zeros(elements, dtype=dtype, device=group.device)  # sums of zeros stay finite however often
     part = torch.zeros(elements // group.size, dtype=dtype, device=group.device)
     from_all = torch.zeros_like(part)
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     calls: dict[Collective, Callable[[], object]] = {
         Collective.ALL_REDUCE: lambda: dist.all_reduce(whole),
         Collective.ALL_GATHER: lambda: gather_into(whole, part),
-        Collective.REDUCE_SCATTER: lambda: getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(
-            part, whole
-        ),
+        Collective.REDUCE_SCATTER: lambda: reduce_scatter(part, whole),
         Collective.ALL_TO_ALL: lambda: dist.all_to_all_single(from_all, part),
     }
 

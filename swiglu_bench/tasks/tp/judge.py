@@ -7,10 +7,9 @@ What eager loses is measured twice: on one GPU, and split, where every rank's pa
 are added in the case's dtype. The second is what split contenders are judged by, and is itself held against the first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -49,10 +48,8 @@ def part_of(group: Group, problem: Problem) -> Problem:
     """The problem as this rank has it: its part of the weights. Its case is a SplitCase."""
     assert isinstance(problem.case, SplitCase)
     cut = cuts(group.rank, group.size, problem)
-    weights, biases = (
-        {name: value[cut[name]].contiguous() for name, value in whole.items()}
-        for whole in (problem.weights, problem.biases)
-    )
+    both = (problem.weights, problem.biases)
+    weights, biases = ({name: value[cut[name]].contiguous() for name, value in whole.items()} for whole in both)
     return dataclasses.replace(problem, case=problem.case.local, weights=weights, biases=biases)
 
 
@@ -139,18 +136,15 @@ class SplitJudge(Judge):
         """What eager loses on one GPU; raises NoReference where the ranks together lose far more."""
         forward = self.problem.case.mode is Mode.FORWARD
         truth, produced = self.truth(draw, not forward), (alone.infer if forward else alone.train)(draw)
-        errors = {
-            name: tolerance.tensor_error(self._own(name, produced[name]), right)
-            for name, right in truth.expected.items()
-        }
+        own = {name: self._own(name, produced[name]) for name in truth.expected}
+        errors = {name: tolerance.tensor_error(own[name], right) for name, right in truth.expected.items()}
         roundoff = tolerance.unit_roundoff(self.dtype)
         for name, error in errors.items():
             # n parts rounded, then n - 1 sums of them: each loses about one rounding
             if not truth.eager[name].relative <= (1 + self._group.size) * (error.relative + roundoff):
-                raise NoReference(
-                    f"The sum of the ranks' parts is wrong in {name}: plain PyTorch with plain collectives is off by "
-                    f"{truth.eager[name].relative:.2e}, on one rank by {error.relative:.2e}."
-                )
+                off = f"off by {truth.eager[name].relative:.2e}, on one rank by {error.relative:.2e}"
+                plain = f"plain PyTorch with plain collectives is {off}"
+                raise NoReference(f"The sum of the ranks' parts is wrong in {name}: {plain}.")
         return errors
 
 
@@ -186,12 +180,8 @@ class RankJudge:
                 return self.split.judge_alone(produced, draw, faults)
             checks = self.split.judge(produced, draw, label=label, faults=faults, distribution=distribution)
             different = self.split.differing(sound)
-            return tuple(
-                dataclasses.replace(check, ok=False, reason=COPIES, check="relative error")
-                if check.tensor in different and check.ok
-                else check
-                for check in checks
-            )
+            differs = partial(dataclasses.replace, ok=False, reason=COPIES, check="relative error")
+            return tuple(differs(check) if check.ok and check.tensor in different else check for check in checks)
 
         of_ranks = zip(*self._together(verdicts), strict=True)
         return tuple(_worst(checks, name in faults) for checks, name in zip(of_ranks, results, strict=True))

@@ -1,7 +1,5 @@
 """The task `tp`, the groups of ranks as places of the loop, and what the command does with the rows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -195,9 +193,8 @@ class _SplitCase:
         """The rounds, and what they say of each row."""
         court, case, rule = self._court, self._case, self._court.settings.rule
         judge = RankRoundJudge(court, lambda name: case.mode.results(self._judged[name][1]))
-        gbps: dict[bool, float | None] = {}
+        gbps, timed = dict[bool, float | None](), list[TimedCall]()
         base = court.settings.baseline_of(case)
-        timed: list[TimedCall] = []
         for way in sorted({row.sequence_parallel for row in self._sound()}):
             if key(base, way) in self._judged:  # once more, so that what is noise is known
                 twin = RankContender(court, court.known[base], way, TWIN)

@@ -1,7 +1,5 @@
 """A call of `swiglu-bench train`: who takes part, where results go, and what is printed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +20,7 @@ from swiglu_bench.output import Opened, folder_of, writing
 from swiglu_bench.rows.finished_run import PERMUTED, STEPS, as_of_all_runs
 from swiglu_bench.rows.record import Record, Status, row_of
 from swiglu_bench.show.console import Screen, TrainingProgress
-from swiglu_bench.show.pictures import NoPicture, save
+from swiglu_bench.show.pictures import save
 from swiglu_bench.show.tables import training_tables
 from swiglu_bench.show.text import CsvFile
 from swiglu_bench.tasks.train import run
@@ -92,10 +90,9 @@ class TrainingRun:
         experiment, free_bytes = self.experiment, machine.free_memory_bytes(self.experiment.device)
         plan = self.plan(free_bytes)
         if not plan["fits"]:
-            raise BadInput(
-                f"--model: {plan['model']} needs about {plan['needed_bytes'] / 2**30:.1f} GiB and the device has "
-                f"{free_bytes / 2**30:.1f} GiB free; give a smaller model, or fewer implementations."
-            )
+            needed, free = (f"{size / 2**30:.1f} GiB" for size in (plan["needed_bytes"], free_bytes))
+            few = f"{plan['model']} needs about {needed} and the device has {free} free"
+            raise BadInput(f"--model: {few}; give a smaller model, or fewer implementations.")
         trainings = len(self.trainees) * self.options.seeds
         flops = 6 * experiment.parameters * experiment.case.tokens * experiment.steps * trainings
         if self.options.budget is None:
@@ -113,13 +110,10 @@ class TrainingRun:
             writing(to, "seeds", _earlier, "train", options, this.slug, screen.warn) as into,
             locks.device(experiment.device, self.about["command"], options.wait, screen.say),
         ):
-            console.print(
-                f"{options.task} on {this.device}: {experiment.data.about}; blocks "
-                f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
-                f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}.",
-                markup=False,
-                highlight=False,
-            )
+            what = f"{options.task} on {this.device}: {experiment.data.about}; blocks {experiment.case.shape.name}, "
+            what += f"{experiment.case.tokens} tokens a step, {experiment.steps} steps, {experiment.dtype.value}"
+            what += f", blocks in {experiment.precision}." if experiment.precision else "."
+            console.print(what, markup=False, highlight=False)
             with ending, TrainingProgress(console, len(self.trainees) * len(seeds), into.wandb) as progress:
                 for row in run.train(experiment, self.trainees, seeds, rule, progress.listen):
                     if into.files:
@@ -145,14 +139,11 @@ class TrainingRun:
             from swiglu_bench.show.charts import Style, curves, slots
 
             if not losses:
-                raise NoPicture("nothing was trained to the end")
+                return "nothing was trained to the end"
             title = f"{self.options.task}: loss over steps"
             return curves(losses, list(losses), title, Style(slots(losses, known)), frozen)
 
-        try:
-            return f"Curves: {save(folder, 'curves', make)}"
-        except NoPicture as reason:
-            return f"No picture of the curves: {reason}."
+        return save(folder, "curves", make, "Curves", "No picture of the curves")
 
 
 def _earlier(folder: Path) -> dict[str, Any]:

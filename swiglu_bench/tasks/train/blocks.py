@@ -5,8 +5,6 @@ autocast casts what a product reads; their gradients are passed on to the fp32 w
 built and called as the benchmarks do it, whether or not it knows of autocast.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -4,8 +4,6 @@ A model's sizes are from configs/train/*.yaml. Batches are a pure function of se
 the same.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import os
@@ -14,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pydantic
@@ -25,11 +23,10 @@ from torch.nn import functional
 
 from swiglu_bench.cases import costs, files
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
-from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import model_file
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.contenders.pytorch import eager
-from swiglu_bench.options import TASKS
 from swiglu_bench.worker.policy import CONTEXT_BYTES
 
 Batch = tuple[Tensor, Tensor]
@@ -91,7 +88,7 @@ class Llama(_Model):
         return self.batch * self.sequence
 
     @pydantic.model_validator(mode="after")
-    def _heads_fit(self) -> Llama:
+    def _heads_fit(self) -> Self:
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             raise ValueError("hidden has to be an even multiple of heads, and heads a multiple of kv_heads")
         return self
@@ -107,8 +104,6 @@ def default_model(task: str, on_gpu: bool) -> str:
 
 def load_sizes(task: str, model: str) -> ModelSizes:
     """The sizes of a task's model, by a name of configs/train or a YAML path. Raises BadInput for anything else."""
-    if task not in TASKS:
-        raise BadInput(f"--task: {task!r} is not a task; {did_you_mean(task, TASKS)}")
     path = model_file(model)
 
     def kind(data: dict[str, Any]) -> type[Classifier | Llama]:
@@ -323,10 +318,8 @@ def mnist(folder: Path | None, size: int, device: torch.device) -> Images:
     for names in (IDX_FILES[:2], IDX_FILES[2:]):
         images, labels = (torch.from_numpy(_read_idx(folder, name)) for name in names)
         if len(images) != len(labels) or not len(images) or int(labels.max()) > 9:
-            raise BadInput(
-                f"--data: {names[0]} has {len(images)} images and {names[1]} {len(labels)} labels; "
-                "expected one label of 0 to 9 for each image."
-            )
+            both = f"{names[0]} has {len(images)} images and {names[1]} {len(labels)} labels"
+            raise BadInput(f"--data: {both}; expected one label of 0 to 9 for each image.")
         parts.append((images.flatten(1).float().div(127.5).sub(1).to(device), labels.long().to(device)))
     train, test = parts
     about = f"MNIST from {folder}, {len(train[0])} images to train on, {len(test[0])} held out"

@@ -5,8 +5,6 @@ implementation learns better. What is compared is the mean loss over the last fi
 same seed, and it is judged by two things that make no model worse: another summation order, and other seeds.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import statistics
