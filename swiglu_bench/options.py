@@ -4,8 +4,6 @@ The measuring commands and `audit` have a dataclass each; the command line, `swi
 fields. The types that have a name are shared with other commands.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -5,8 +5,6 @@ T * top_k rows, each by its expert's weights: the operations are those of dense 
 experts on other ranks are not counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeVar
 

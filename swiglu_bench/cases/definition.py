@@ -4,8 +4,6 @@ Eager's results, and with them every budget, come from here, so that it imports 
 and `swiglu_kernels.reference` equal bit by bit. Parameters are by the names of `cases`; `variant` is `Extras.variant`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

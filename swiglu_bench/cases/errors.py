@@ -1,7 +1,5 @@
 """How errors are reported: bad input in one sentence, near matches for a misspelt name, an exception in one line."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence

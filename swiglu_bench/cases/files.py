@@ -3,8 +3,6 @@
 Errors name the file and the line, or the entry. No torch, no network.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

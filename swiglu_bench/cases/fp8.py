@@ -19,8 +19,6 @@ gradient is the output's times the routing weight. Products that sum over an exp
 of its weights, have operands in the case's dtype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """How a command finds the implementations it was asked for: the suite's own, entry points, files. No torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.metadata

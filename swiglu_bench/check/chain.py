@@ -12,8 +12,6 @@ own, within what rounding explains. Errors of one call do not reach the next.
 Nothing waits for the host: a chain can be queued ahead, or recorded as a CUDA graph of one step and replayed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

@@ -4,8 +4,6 @@ No seed is known before the call that it is for: the process that times draws it
 process and to the judge's, which draw the same values on the same device.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 A Judge lives in a process that never imports a contender. It draws inputs from the seeds that the contender gets.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections import OrderedDict

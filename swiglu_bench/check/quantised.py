@@ -8,8 +8,6 @@ and in the timed loop, the budget comes from what the definition itself loses in
 otherwise may give h another code.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Linear layers whose products take fp8 operands, quantised by the definition; imported by builds only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A file holds the figures of one GPU under one driver and one PyTorch. If it is c
 figures are measured again. A figure is kept only where it was measured on a quiet machine and came out alike twice.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

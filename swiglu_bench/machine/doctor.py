@@ -1,7 +1,5 @@
 """What on this machine would spoil a measurement: one finding per check, each with what to do about it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import shutil
 import time

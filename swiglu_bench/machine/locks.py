@@ -1,7 +1,5 @@
 """One sweep at a time on a GPU and in a folder, across processes. A file beside each lock names its holder."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The code and the kind of machine behind a row; rows of one run must agree in both."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """One timed sample, on a GPU or on a CPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

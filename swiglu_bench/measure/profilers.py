@@ -4,8 +4,6 @@ Nsight Compute (`ncu`, which has to be installed) runs a program and replays eac
 counters need; what is timed meanwhile is worthless.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -4,8 +4,6 @@ Bytes are those on the device: what a forward keeps for the backward, the peak, 
 come from a counter of the whole device that moves in steps of some ten milliseconds.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Interleaved rounds: each contender once a round, in an order shuffled per round, so that drift affects all alike."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """Figures from samples: percentiles, intervals of medians that allow for correlated rounds, and verdicts."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

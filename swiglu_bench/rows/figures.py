@@ -4,8 +4,6 @@ Below it, how figures read as text, and how a value is a cell of a CSV file. The
 inside a text become spaces. A last line without its end is a row that a kill cut short; readers skip it and say so.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import enum

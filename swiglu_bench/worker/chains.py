@@ -10,8 +10,6 @@ inputs and adding up results takes is the judge's. Of backwards, all forwards ar
 short calls are replayed as a CUDA graph, if they can be recorded, so that the host's time does not count.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

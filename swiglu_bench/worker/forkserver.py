@@ -4,8 +4,6 @@ That one has not touched the GPU and has run no operation of torch, so a fork of
 imports take seconds. Where there is no fork, children start from nothing. Threads may fork and wait at the same time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 No contender is ever imported here. Results come through letterboxes, which this process makes.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

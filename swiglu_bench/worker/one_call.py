@@ -3,8 +3,6 @@
 compute-sanitizer sees accesses to memory that no wrong result betrays. https://docs.nvidia.com/compute-sanitizer/
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

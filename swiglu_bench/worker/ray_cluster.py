@@ -1,7 +1,5 @@
 """Places of a Ray cluster, from the driver's side: an actor with a GPU each, on as many hosts as the cluster has."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -3,8 +3,6 @@
 Nothing is judged here, and no time that counts is kept: results go into the letterbox, samples to the parent at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
