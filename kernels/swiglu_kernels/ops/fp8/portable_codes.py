@@ -324,19 +324,13 @@ def rows_launch(
     *each, of_matrix, columns = x.shape
     rows = math.prod(each) * of_matrix
     block_rows, block_columns, warps = _rows_tile(columns)
-    return Launch(
-        kernel=_rows_kernel,
-        grid=(triton.cdiv(rows, block_rows),),
-        arguments={
-            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "starts_ptr": starts,
-            "rows": rows if starts is None else starts.shape[0] - 1, "columns": columns, "width": codes.stride(-2),
-            "of_matrix": max(of_matrix, 1),
-            "x_matrix": x.stride(0) if each else 0, "x_row": x.stride(-2), "x_column": x.stride(-1),
-            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WHOLE": columns <= block_columns,
-        },
-        num_warps=warps,
-        num_stages=1,
-    )  # fmt: skip
+    return Launch(_rows_kernel, (triton.cdiv(rows, block_rows),), {
+        "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "starts_ptr": starts,
+        "rows": rows if starts is None else starts.shape[0] - 1, "columns": columns, "width": codes.stride(-2),
+        "of_matrix": max(of_matrix, 1), "x_matrix": x.stride(0) if each else 0, "x_row": x.stride(-2),
+        "x_column": x.stride(-1), "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns,
+        "WHOLE": columns <= block_columns,
+    }, num_warps=warps, num_stages=1)  # fmt: skip
 
 
 def _rows_tile(columns: int) -> tuple[int, int, int]:
@@ -362,17 +356,11 @@ def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: tor
     wanted.
     """
     block_rows, block_columns = tile = (BLOCK, BLOCK) if INTERPRETING else AMAX_TILES[row_amax is not None]
-    return Launch(
-        kernel=_amax_kernel,
-        grid=(triton.cdiv(x.shape[0], block_rows), triton.cdiv(x.shape[1], block_columns)),
-        arguments={
-            "x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, "rows": x.shape[0],
-            "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1),
-            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(x, *tile),
-        },
-        num_warps=4,
-        num_stages=1,
-    )  # fmt: skip
+    return Launch(_amax_kernel, (triton.cdiv(x.shape[0], block_rows), triton.cdiv(x.shape[1], block_columns)), {
+        "x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, "rows": x.shape[0],
+        "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1),
+        "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(x, *tile),
+    }, num_warps=4, num_stages=1)  # fmt: skip
 
 
 def tiles_launch(
@@ -390,19 +378,12 @@ def tiles_launch(
         column_amax: [C], for rowwise turned codes.
         weight: whether the blocks are 128 x 128, not rowwise.
     """
-    return Launch(
-        kernel=_tiles_kernel,
-        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
-        arguments={
-            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned,
-            "turned_scales_ptr": turned_scales, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax,
-            "width": 0 if codes is None else codes.stride(0),
-            "words": 0 if turned is None else turned.shape[1], "WEIGHT": weight, "rows": x.shape[0],
-            "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK, "WIDE": wide(x),
-        },
-        num_warps=4,
-        num_stages=1,
-    )  # fmt: skip
+    return Launch(_tiles_kernel, (triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)), {
+        "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned, "turned_scales_ptr": turned_scales,
+        "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, "width": 0 if codes is None else codes.stride(0),
+        "words": 0 if turned is None else turned.shape[1], "WEIGHT": weight, "rows": x.shape[0],
+        "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK, "WIDE": wide(x),
+    }, num_warps=4, num_stages=1)  # fmt: skip
 
 
 def quantise_rows(x: torch.Tensor, recipe: str, weight: bool, starts: torch.Tensor | None = None) -> Quantised:
@@ -428,11 +409,8 @@ def quantise_both(
     that something else found already.
     """
     (R, C), padded, blocks = x.shape, up_to(x.shape[0], ALIGNMENT), recipe == "blockwise"
-    codes, other = (x.new_empty((0, 0), dtype=torch.float8_e4m3fn) for _ in range(2))
-    if rows:
-        codes = new_codes(x, R, C, blocks)
-    if turned:
-        other = x.new_empty((C, up_to(R, BLOCK)), dtype=torch.float8_e4m3fn)
+    codes = new_codes(x, R, C, blocks) if rows else x.new_empty((0, 0), dtype=torch.float8_e4m3fn)
+    other = x.new_empty((C, up_to(R, BLOCK)) if turned else (0, 0), dtype=torch.float8_e4m3fn)
     if not blocks and all(maximum is None for maximum in maxima):
         (maxima,) = new_maxima(x, (rows, turned))
         run(amax_launch, x, *maxima)

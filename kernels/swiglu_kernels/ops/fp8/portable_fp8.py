@@ -196,25 +196,20 @@ def _launch(
     (codes, scales), (b_codes, b_scales) = a, b
     (rows, depth), columns = codes.shape, b_codes.shape[0]
     blocks = scales.dim() == 2
-    return Launch(
-        kernel=kernel,
-        grid=(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),),
-        arguments={
-            "a_ptr": codes, "b_ptr": b_codes, "a_scales_ptr": scales, "b_scales_ptr": b_scales,
-            "rows": rows, "columns": columns, "depth": depth, "a_row": codes.stride(0), "b_row": b_codes.stride(0),
-            "a_scales_row": scales.stride(0), "a_scales_depth": scales.stride(1) if blocks else None,
-            "b_scales_row": b_scales.stride(0), "b_scales_depth": b_scales.stride(1) if blocks else None,
-            "BLOCK_ROWS": tile.rows, "BLOCK_COLUMNS": tile.columns, "BLOCK_DEPTH": tile.depth, "GROUP": tile.group,
-            "B_ROWS": 1 if b_scales.shape[0] == columns else BLOCK,
-            "BLOCKS": blocks, "EVEN": depth % tile.depth == 0,
-            "WIDE": tile_needs_int64(
-                ((codes.stride(0), 1), (tile.rows, tile.depth)), ((b_codes.stride(0), 1), (tile.columns, tile.depth)),
-                ((columns + BLOCK, 1), (tile.rows, tile.columns)),
-            ),
-        } | others | ({} if formula is None else formula.arguments()),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )  # fmt: skip
+    arguments = {
+        "a_ptr": codes, "b_ptr": b_codes, "a_scales_ptr": scales, "b_scales_ptr": b_scales,
+        "rows": rows, "columns": columns, "depth": depth, "a_row": codes.stride(0), "b_row": b_codes.stride(0),
+        "a_scales_row": scales.stride(0), "a_scales_depth": scales.stride(1) if blocks else None,
+        "b_scales_row": b_scales.stride(0), "b_scales_depth": b_scales.stride(1) if blocks else None,
+        "BLOCK_ROWS": tile.rows, "BLOCK_COLUMNS": tile.columns, "BLOCK_DEPTH": tile.depth, "GROUP": tile.group,
+        "B_ROWS": 1 if b_scales.shape[0] == columns else BLOCK, "BLOCKS": blocks, "EVEN": depth % tile.depth == 0,
+        "WIDE": tile_needs_int64(
+            ((codes.stride(0), 1), (tile.rows, tile.depth)), ((b_codes.stride(0), 1), (tile.columns, tile.depth)),
+            ((columns + BLOCK, 1), (tile.rows, tile.columns)),
+        ),
+    } | others | ({} if formula is None else formula.arguments())  # fmt: skip
+    grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)
+    return Launch(kernel, grid, arguments, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def glu_launch(
