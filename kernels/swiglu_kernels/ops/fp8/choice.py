@@ -47,11 +47,9 @@ class Way(NamedTuple):
 
 def pays_from(recipe: str, trains: bool, hidden: int, intermediate: int) -> int | None:
     """Return the fewest tokens from which a layer in fp8 takes less time than in bf16; None: none is known."""
-    found = (
-        tokens for elements, side, tokens in PAYS_FROM[recipe, trains]
-        if hidden * intermediate >= elements and min(hidden, intermediate) >= side
-    )  # fmt: skip
-    return next(found, None)
+    elements, side = hidden * intermediate, min(hidden, intermediate)
+    found = PAYS_FROM[recipe, trains]
+    return next((tokens for size, width, tokens in found if elements >= size and side >= width), None)
 
 
 def where_it_pays(recipe: str, trains: bool, hidden: int, intermediate: int) -> str:

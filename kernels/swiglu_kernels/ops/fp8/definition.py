@@ -36,8 +36,7 @@ def quantise(matrix: torch.Tensor, recipe: str, weight: bool = False) -> tuple[t
         height, width = _BLOCK if weight else 1, _BLOCK
     padded = F.pad(values, (0, -depth % width, 0, -rows % height))
     blocks = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))  # row blocks, height, depth blocks, width
-    amax = blocks.abs().amax((1, 3))
-    amax = amax.clamp(min=2.0**-100)
+    amax = blocks.abs().amax((1, 3)).clamp(min=2.0**-100)
     inverse = torch.full_like(amax, 448) / amax  # 448 / amax is a reciprocal and a product, of other bits
     scales = amax * (1 / 448)
     codes = (blocks * inverse[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)

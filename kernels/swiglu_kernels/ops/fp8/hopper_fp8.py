@@ -19,19 +19,8 @@ from swiglu_kernels.hopper import loop, shared
 from swiglu_kernels.hopper.shared import GLUON_MISSING, fits_tma
 from swiglu_kernels.ops.fp8.portable_codes import up_to
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
-from swiglu_kernels.ops.glu.hopper_forward import (
-    BUFFERS,
-    DEPTH,
-    PART,
-    REST,
-    ROWS,
-    TILE,
-    WIDE,
-    costs,
-    launch_of,
-    operand_blocks,
-)  # fmt: skip
-from swiglu_kernels.ops.glu.hopper_forward import tile_for as forward_tile
+from swiglu_kernels.ops.glu import hopper_forward
+from swiglu_kernels.ops.glu.hopper_forward import BUFFERS, DEPTH, PART, REST, ROWS, TILE, WIDE
 from swiglu_kernels.runtime.backend import capability_of, multiprocessors
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles.rules import Tile, waves
@@ -288,7 +277,7 @@ if GLUON_MISSING is None:
 def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: bool, blocks: bool) -> Tile:
     """Return the tile whose waves are filled best; scales of blocks leave three to choose from."""
     if not blocks:
-        return forward_tile(tokens, intermediate, processors, stores_preact)
+        return hopper_forward.tile_for(tokens, intermediate, processors, stores_preact)
     found = _costs_of_blocks(tokens, intermediate, processors)
     return tile_of(min(found, key=found.__getitem__))
 
@@ -337,14 +326,12 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
         return off
     if any(0 in matrix.shape for matrix in matrices):
         return "an empty tensor has no descriptor"
-    if not all(map(fits_tma, matrices)):
-        return shared.NO_TMA
-    return None
+    return None if all(map(fits_tma, matrices)) else shared.NO_TMA
 
 
 def product_pays(rows: int, columns: int, processors: int) -> bool:
     """Whether a product is faster as gate and up than in PyTorch's tiles of 128 x 128; measured from 256 rows on."""
-    cost = 2 * min(costs(rows, columns // 2, processors, True).values())
+    cost = 2 * min(hopper_forward.costs(rows, columns // 2, processors, True).values())
     by_torch = waves(rows, columns, ROWS, BLOCK, processors) * BLOCK
     return rows >= 2 * ROWS and cost * PRODUCT[rows % ROWS > 0 or columns % BLOCK > 0] < by_torch
 
@@ -357,8 +344,7 @@ def forward_launch(
 
     Args:
         x: [M, K / 2] and scales.
-        w_gate: [N, K / 2] and scales.
-        w_up: as w_gate.
+        w_gate, w_up: [N, K / 2] and scales.
         z: [M, N], contiguous, written; 16 bits. Of blocks also codes [M, N] in fp8 and scales as of `new_scales`. By
             rows None as well: then gate and up alone are stored.
         preactivations: gate and up, [M, N] with a last stride of 1, written; None stores z alone.
@@ -370,16 +356,15 @@ def forward_launch(
     z, h_scales = z if isinstance(z, tuple) else (z, None)
     if tile is None:
         tile = tile_for(M, N, programs, preactivations is not None, blocks) if h_scales is None else tile_of(BLOCK)
-    moved = operand_blocks(x_pairs, gate_pairs, up_pairs, 0 if tile.columns == BLOCK else tile.columns - WIDE)
+    last = 0 if tile.columns == BLOCK else tile.columns - WIDE
+    moved = hopper_forward.operand_blocks(x_pairs, gate_pairs, up_pairs, last)
     moved |= {name: (output, WIDE, PART) for name, output in shared.forward_outputs(z, preactivations).items()}
-    if z is not None and h_scales is not None:
-        del moved["z"]
-        moved["codes"] = z, WIDE, WIDE
+    if h_scales is not None:
+        moved["codes"] = moved.pop("z")[0], WIDE, WIDE
     others: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     others |= {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "h_scales": h_scales}
     # The last tile ends with N, and each 32 of its columns have to be in one block.
     others |= {"M": M, "N": up_to(N, PART) if blocks else N, "K": K, "COLUMNS": tile.columns}
-    others |= {"GROUP": tile.group, "BLOCKS": blocks}
-    others |= {"STORE_PREACT": preactivations is not None}
-    tiles = -(-M // ROWS) * -(-N // tile.columns)
-    return launch_of(_forward_kernel, min(tiles, programs), tile, moved, others, "ops/fp8/hopper_fp8.py")
+    others |= {"GROUP": tile.group, "BLOCKS": blocks, "STORE_PREACT": preactivations is not None}
+    programs = min(-(-M // ROWS) * -(-N // tile.columns), programs)
+    return hopper_forward.launch_of(_forward_kernel, programs, tile, moved, others, "ops/fp8/hopper_fp8.py")

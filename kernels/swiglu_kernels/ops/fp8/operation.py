@@ -30,22 +30,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from swiglu_kernels.ops.fp8 import products
+from swiglu_kernels.ops.fp8 import portable_codes, products
 from swiglu_kernels.ops.fp8.definition import RECIPES
 from swiglu_kernels.ops.fp8.kept_codes import SUFFIX, KeptCodes, find
-from swiglu_kernels.ops.fp8.portable_codes import (
-    ALIGNMENT,
-    BLOCK,
-    ROWS,
-    Maxima,
-    Quantised,
-    laid,
-    lies_as_codes,
-    lines_of,
-    quantise_both,
-    quantise_rows,
-    up_to,
-)  # fmt: skip
+from swiglu_kernels.ops.fp8.portable_codes import ALIGNMENT, BLOCK, Quantised, lines_of, quantise_both, quantise_rows
 from swiglu_kernels.ops.fp8.products import write_glu, write_product
 from swiglu_kernels.ops.gate.formula import Limit, check_formula
 from swiglu_kernels.ops.glu import block
@@ -112,7 +100,7 @@ def _made(quantise: Callable[..., T], tensor: torch.Tensor, recipe: str, weight:
 
 
 def _both(
-    name: str, tensor: torch.Tensor, recipe: str, rows: bool, along: bool, maxima: Maxima = (None, None)
+    name: str, tensor: torch.Tensor, recipe: str, rows: bool, along: bool, maxima: portable_codes.Maxima = (None, None)
 ) -> tuple[Quantised, Quantised]:
     """Quantise an operand by its name for products that sum over its last axis, its first, or one for each."""
     both = _made(quantise_both, tensor, recipe, name.startswith("w_"), rows, along, maxima)
@@ -186,21 +174,16 @@ def _backward(
         gate, up, h = (new(d_out, tokens, intermediate) for _ in range(3))
         write_glu(_by_rows_of(given, recipe), h, (gate, up), (bias_gate, bias_up), formula)
     wants_along = results.wants("w_gate") and in_fp8
-    wants_maxima = recipe.startswith("rowwise") and (results.wants("x") or in_fp8)
+    maxima = recipe.startswith("rowwise") and (results.wants("x") or in_fp8)
     d_gate, d_up = (gate, up) if in_place or not keep else (torch.empty_like(gate), torch.empty_like(up))
     if w_down is None:
-        of_gate, of_up, _ = products.write_gate_gradients(
-            d_out, (gate, up), (d_gate, d_up, None), formula, wants_maxima
-        )
+        of_gate, of_up, _ = products.write_gate_gradients(d_out, (gate, up), (d_gate, d_up, None), formula, maxima)
     else:
         by_rows, along = _both("upstream", d_out, recipe, True, wants_down and in_fp8)
         _, w_down_along = _both("w_down", w_down, recipe, False, True)
-        made = new(d_out, tokens, intermediate) if wants_down and keep else None
-        gradients = d_gate, d_up, made
-        of_gate, of_up, of_h = products.write_hidden_grad(
-            by_rows, w_down_along, (gate, up), gradients, formula, wants_maxima
-        )
-        h = made if keep else h
+        made = d_gate, d_up, new(d_out, tokens, intermediate) if wants_down and keep else None
+        of_gate, of_up, of_h = products.write_hidden_grad(by_rows, w_down_along, (gate, up), made, formula, maxima)
+        h = made[2] if keep else h
         del by_rows, w_down_along, made
         if wants_down:
             assert h is not None
@@ -251,7 +234,7 @@ def _(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, to
     codes = matrix.new_empty((*shape, blocks * BLOCK), dtype=torch.float8_e4m3fn)
     if recipe == "blockwise":
         count, line = (-(-shape[0] // BLOCK), blocks) if weight else (blocks, shape[0])
-        shape = [count, up_to(line, ROWS)]
+        shape = [count, portable_codes.up_to(line, portable_codes.ROWS)]
     return codes, matrix.new_empty(shape, dtype=torch.float32)
 
 
@@ -305,21 +288,18 @@ def why_not_sizes(sizes: Sequence[tuple[str, int]]) -> str | None:
 
 def _check_quantised(name: str, operand: Any, recipe: str, weight: bool) -> Quantised:
     """Return codes and scales if they are those of a recipe."""
+    kinds = [(part.dtype, part.dim()) for part in operand if isinstance(part, torch.Tensor)]
     if not (
-        isinstance(operand, tuple)
-        and len(operand) == 2
-        and all(isinstance(part, torch.Tensor) for part in operand)
-        and (operand[0].dtype, operand[1].dtype, operand[0].dim()) == (torch.float8_e4m3fn, torch.float32, 2)
-        and lies_as_codes(operand[0])
-    ):
+        len(operand) == len(kinds) == 2 and kinds[0] == (torch.float8_e4m3fn, 2) and kinds[1][0] == torch.float32
+        and portable_codes.lies_as_codes(operand[0])
+    ):  # fmt: skip
         raise TypeError(f"{name}: expected what `quantise` returns, codes and scales")
-    rows, blocks = operand[0].shape[0], -(-operand[0].shape[1] // BLOCK)
+    codes, scales = operand
+    rows, blocks = codes.shape[0], -(-codes.shape[1] // BLOCK)
     shape = (rows,) if recipe == "rowwise" else (-(-rows // BLOCK) if weight else rows, blocks)
-    if operand[1].shape != shape:
-        raise ValueError(
-            f"{name}: expected scales {shape} as recipe={recipe!r} has them, got {tuple(operand[1].shape)}"
-        )
-    return Quantised(operand[0], operand[1] if recipe == "rowwise" else laid(operand[1], weight))
+    if scales.shape != shape:
+        raise ValueError(f"{name}: expected scales {shape} as recipe={recipe!r} has them, got {tuple(scales.shape)}")
+    return Quantised(codes, scales if recipe == "rowwise" else portable_codes.laid(scales, weight))
 
 
 Operand = torch.Tensor | Quantised
@@ -375,19 +355,14 @@ def swiglu_mlp_fp8(
     check_option("save", save, SAVES)
     formula = check_formula(*gate)
     given, scales = _given((x, w_gate, w_up, w_down), (bias_gate, bias_up, bias_down), recipe)
-    frozen = weight_grad == "none"
-    if frozen:
+    if frozen := weight_grad == "none":
         given = block.frozen(given)
     with_grad = block.needs_backward(*given)
-    quantised = [name for name, scale in zip(_NAMES, scales, strict=True) if scale is not None]
+    quantised = ", ".join(name for name, scale in zip(_NAMES, scales, strict=True) if scale is not None)
     if with_grad and quantised:
-        raise ValueError(
-            f"{', '.join(quantised)}: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()"
-        )
-    if not block.trains(given):
-        weight_grad = "none"
-    else:
-        weight_grad = MARK * accumulate_into_main_grad + ("fp8" if weight_grad == AUTO else weight_grad)
+        raise ValueError(f"{quantised}: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
+    asked = "fp8" if weight_grad == AUTO else weight_grad
+    weight_grad = MARK * accumulate_into_main_grad + asked if block.trains(given) else "none"
     if kept is not None and not quantised and kept.take(given.w_gate, given.w_up, given.w_down):
         recipe += SUFFIX
     save = "preact" if with_grad and save != "input" else "input"
@@ -422,9 +397,8 @@ def _given(
         operand if scale is None else operand.new_empty(1, dtype=dtype).expand(operand.shape)
         for operand, scale in zip(given, scales, strict=True)
     )
-    shapes = block.check_operands(
-        (x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down), SEPARATE, w_down is not None
-    )
+    tensors = x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down
+    shapes = block.check_operands(tensors, SEPARATE, w_down is not None)
     sizes = [("hidden", w_gate.shape[1]), ("intermediate", w_gate.shape[0])]
     check("x", shapes.x, sizes if w_down is None else [*sizes, ("hidden_out", w_down.shape[0])])
     x, w_gate, w_up, w_down = given

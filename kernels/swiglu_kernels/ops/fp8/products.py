@@ -9,19 +9,9 @@ are the portable kernels'.
 import torch
 from torch.nn.functional import pad
 
-from swiglu_kernels.ops.fp8 import choice, hopper_fp8
+from swiglu_kernels.ops.fp8 import choice, hopper_fp8, portable_codes
 from swiglu_kernels.ops.fp8.choice import Operands
-from swiglu_kernels.ops.fp8.portable_codes import (
-    BLOCK,
-    ROWS,
-    Maxima,
-    Quantised,
-    lines_of,
-    new_codes,
-    new_maxima,
-    new_scales,
-    up_to,
-)  # fmt: skip
+from swiglu_kernels.ops.fp8.portable_codes import BLOCK, ROWS, Maxima, Quantised, lines_of, new_codes, new_scales, up_to
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import Scales, gradients_launch, scaled_sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
@@ -91,8 +81,7 @@ def _in_blocks(codes: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
     end = codes.storage_offset() + (rows - 1) * step + depth
     if depth <= step and end <= codes.untyped_storage().nbytes():
         return codes.as_strided((rows, depth), (step, 1))
-    more = 0, depth - codes.shape[1], 0, rows - len(codes)
-    return pad(codes.view(torch.uint8), more).view(codes.dtype)
+    return pad(codes.view(torch.uint8), (0, depth - codes.shape[1], 0, rows - len(codes))).view(codes.dtype)
 
 
 def _clear_behind(codes: torch.Tensor) -> None:
@@ -227,7 +216,8 @@ def write_gate_gradients(
         return UNKNOWN
     found = UNKNOWN
     if maxima:
-        of_gate, of_up, of_h = new_maxima(d_h, (True, True), (True, True), (False, gradients[2] is not None))
+        wanted = (True, True), (True, True), (False, gradients[2] is not None)
+        of_gate, of_up, of_h = portable_codes.new_maxima(d_h, *wanted)
         found = of_gate, of_up, of_h
     run(gradients_launch, d_h, scales, preactivations, *gradients, found, formula)
     return found
