@@ -91,9 +91,7 @@ def in_pairs(
 
 
 def _intermediate(w_gate: torch.Tensor, layout: str) -> int:
-    if layout == SEPARATE:
-        return w_gate.shape[0]
-    return w_gate.shape[1 if layout == "transposed" else 0] // 2
+    return w_gate.shape[0] if layout == SEPARATE else w_gate.shape[1 if layout == "transposed" else 0] // 2
 
 
 class Gradients:
@@ -129,11 +127,10 @@ class Gradients:
         if name in self._fused:
             return self._main[name]
         if name not in self._made:
-            wanted = name in self._wanted
+            wanted, shape = name in self._wanted, self._shapes[name]
             if wanted and name == "w_gate" and self._layout != SEPARATE:
                 self._made[name] = torch.empty_like(self._given.w_gate)  # with its strides
             else:
-                shape = self._shapes[name]
                 self._made[name] = new(self._like, *(shape if wanted else (0,) * len(shape)))
         return self._made[name]
 
@@ -189,10 +186,8 @@ def check_operands(tensors: Sequence[Any], layout: str, with_down: bool) -> Oper
     if with_down:
         w_down = check_down(down[0], w_gate, x)
         bias_down = check_vector("bias_down", down[1], w_down.shape[0], "the first dimension of w_down", "x", x)
-    bias_gate, bias_up = (
-        check_vector(name, bias, w_gate.shape[0], "the first dimension of w_gate", "x", x)
-        for name, bias in (("bias_gate", bias_gate), ("bias_up", bias_up))
-    )
+    bias_gate = check_vector("bias_gate", bias_gate, w_gate.shape[0], "the first dimension of w_gate", "x", x)
+    bias_up = check_vector("bias_up", bias_up, w_gate.shape[0], "the first dimension of w_gate", "x", x)
     return Operands(x, w_gate, w_up, bias_gate, bias_up, w_down, bias_down)
 
 
@@ -204,8 +199,7 @@ def frozen(given: Operands) -> Operands:
 
 def trains(given: Operands) -> bool:
     """Whether a weight wants a gradient."""
-    weights = given.w_gate, given.w_up, given.w_down
-    return any(weight is not None and weight.requires_grad for weight in weights)
+    return any(weight is not None and weight.requires_grad for weight in (given.w_gate, given.w_up, given.w_down))
 
 
 class GatedOperation:
@@ -239,8 +233,7 @@ class GatedOperation:
         def begun_backward(d_out: torch.Tensor, *arguments: Any) -> tuple[Any, ...]:
             given, (gate, up, needs, *others) = Operands(*arguments[:SAVED]), arguments[SAVED:]
             options = Chosen(others[0].removeprefix(MARK), *others[1:])
-            results = Gradients(d_out, given, needs, options, others[0].startswith(MARK))
-            return given, (gate, up), results, options
+            return given, (gate, up), Gradients(d_out, given, needs, options, others[0].startswith(MARK)), options
 
         def run_backward(d_out: torch.Tensor, *arguments: Any, in_place: bool = False) -> tuple[torch.Tensor, ...]:
             given, preactivations, results, options = begun_backward(d_out, *arguments)

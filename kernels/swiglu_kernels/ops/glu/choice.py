@@ -106,9 +106,8 @@ def _sum_by_hand(at: TileProblem) -> Choice | None:
 def product_choice(schedule: Schedule) -> Choice:
     """Return a schedule of `hopper_products.py` in its own tile."""
     side, stages = hopper_products.TILE, hopper_products.STAGES[schedule]
-    rows = 2 * side if schedule == "cooperative" else side
-    tile = Tile(rows, side, hopper_products.DEPTH, shared.CONSUMER_WARPS, stages, hopper_products.GROUP)
-    return Choice(schedule, tile)
+    tile = hopper_products.TILE_ROWS[schedule], side, hopper_products.DEPTH
+    return Choice(schedule, Tile(*tile, shared.CONSUMER_WARPS, stages, hopper_products.GROUP))
 
 
 def ping_pong(at: TileProblem) -> Choice:
@@ -119,10 +118,9 @@ def ping_pong(at: TileProblem) -> Choice:
 
 def _weight_grad_by_hand(at: TileProblem) -> Choice:
     """Return that of two: in wide tiles where the L2 cache takes the time and they fill their waves as well."""
-    if at.hidden * at.intermediate >= cards.cooperative_from(at.card):
-        slower = hopper_weights.slower_waves(at.hidden, at.intermediate, at.multiprocessors)
-        if slower <= MOST_SLOWER_WAVES:
-            return Choice("cooperative", hopper_weights.TILE)
+    large = at.hidden * at.intermediate >= cards.cooperative_from(at.card)
+    if large and hopper_weights.slower_waves(at.hidden, at.intermediate, at.multiprocessors) <= MOST_SLOWER_WAVES:
+        return Choice("cooperative", hopper_weights.TILE)
     return ping_pong(at)
 
 

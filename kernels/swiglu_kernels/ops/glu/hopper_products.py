@@ -420,7 +420,6 @@ def _launch(
     arguments |= {name: None if made is None else descriptor(made, TILE, part) for name, made in stored.items()}
     arguments |= {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part, "LAST": last}
     arguments |= {"STAGES": stages, "GROUP": group, "A_ACROSS": a_across, "B_ACROSS": b_across, "ADD": accumulate}
-    arguments |= {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated}
-    arguments["STORE_H"] = h is not None
+    arguments |= {"TERMS": len(pairs) // outputs, "OUTPUTS": outputs, "GATE": gated, "STORE_H": h is not None}
     programs = min(outputs * -(-M // rows) * -(-N // TILE), multiprocessors(outs[0].device))
     return Launch(_product_kernel, (programs,), arguments, CONSUMER_WARPS, stages)

@@ -384,8 +384,7 @@ def forward_launch(
         gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
         arguments = {"sums": sums, "z_ptr": z, "gate_ptr": gate, "up_ptr": up, "tiles": whole + rest, "whole": whole}
         arguments |= {"RUN": run, "RUNS": tile.rows // run, "FEATURES": FEATURES, "PART": PART, "EARLY": True} | others
-        grid = rest, tile.rows // run, -(-run // PART)
-        join = Launch(_join_kernel, grid, arguments, num_warps=4, num_stages=1)
+        join = Launch(_join_kernel, (rest, tile.rows // run, -(-run // PART)), arguments, num_warps=4, num_stages=1)
     others |= {"sums": sums, "K": K, "TOKENS": tile.rows, "SHARED": shares > 1, "PROGRAMS": programs}
     return hopper_forward.launch_of(
         _transposed_kernel, min(whole + rest * shares, programs), tile, blocks, dict.fromkeys(_OPTIONAL) | others,

@@ -116,8 +116,7 @@ def _backward(
         d_gate, d_up = new(dz, *dz.shape), new(dz, *dz.shape)
         run(recompute_launch, dz, x, w_gate, w_up, (d_gate, d_up), biases, formula)
     elif options.weight_grad == "torch" or not fused or d_biases is not None:
-        reads_both = fused and results.wants("x")
-        d_gate, d_up = gate_gradients(dz, gate, up, formula, in_place and not reads_both)
+        d_gate, d_up = gate_gradients(dz, gate, up, formula, in_place and not (fused and results.wants("x")))
 
     if results.wants("x"):
         if d_gate is None or d_up is None or (options.save == "preact" and fused):

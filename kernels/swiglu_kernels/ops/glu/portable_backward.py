@@ -15,20 +15,13 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.gate.arithmetic import (
-    dot,
-    gated_gradients,
-    grouped_tile,
-    output_tile,
-    round_to,
-    store_sum,
-    strided_tile,
-)
+from swiglu_kernels.ops.gate.arithmetic import dot, gated_gradients, grouped_tile, output_tile, store_sum, strided_tile
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.ops.glu import choice, hopper_products, hopper_weights
 from swiglu_kernels.ops.glu.portable_forward import tiled_launch
 from swiglu_kernels.runtime.backend import tl, triton
 from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.runtime.precision import round_to
 from swiglu_kernels.tiles.rules import FORMULA_DEPTH, Tile
 
 

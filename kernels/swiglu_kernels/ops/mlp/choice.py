@@ -69,8 +69,7 @@ def hidden_grad(
         counts = tuned if formula == PLAIN or (tuned and tuned.schedule == "portable") else None
         if counts == candidates.BY_TORCH or (counts is None and (aside is not None or hidden_grad_is_by_torch(at))):
             return replace(candidates.BY_TORCH, why="tuned" if counts else aside or "")
-    aligned = vectorises(d_out, w_down, *stored[:3])
-    return here.choose("mlp-hidden-grad", at, tuned, aside, aligned)
+    return here.choose("mlp-hidden-grad", at, tuned, aside, vectorises(d_out, w_down, *stored[:3]))
 
 
 def down_weight_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor) -> candidates.Choice:

@@ -166,8 +166,7 @@ def write_gradients(
 
 def write_down_grad(d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor, weight_grad: str) -> None:
     """Write d_out^T h to d_w_down."""
-    by_launch = weight_grad == AUTO and not choice.down_weight_grad_by_torch(d_out, h.shape[1])
-    if weight_grad == "triton" or by_launch:
+    if weight_grad == "triton" or (weight_grad == AUTO and not choice.down_weight_grad_by_torch(d_out, h.shape[1])):
         run(down_weight_grad_launch, d_out, h, d_w_down)
     else:
         plan.apply(glu.multiply_transposed, d_out, h, d_w_down, returning=glu.multiply_transposed)

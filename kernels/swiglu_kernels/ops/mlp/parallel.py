@@ -131,8 +131,8 @@ class InPieces:
     @property
     def pieces(self) -> list[slice]:
         """Which rows are computed at a time, the own ones first."""
-        in_pieces = self.total >= PIECE_ROWS * self._ranks
-        return [slot for _, slot in self._slots] if in_pieces else [slice(0, self.total)]
+        whole = self.total < PIECE_ROWS * self._ranks
+        return [slice(0, self.total)] if whole else [slot for _, slot in self._slots]
 
     def gather(self, own: Tensor, keep: bool) -> tuple[Tensor, Iterator[tuple[slice, Tensor]]]:
         """Return all ranks' rows, in memory that the next call overwrites unless they are to be kept; and by piece."""
@@ -255,8 +255,7 @@ def _forward(route: Any, given: Any, options: Chosen, keeps: bool) -> tuple[Tens
     whole, pieces = route.gather(given.x, keeps and reads_x)
     for rows, x in pieces:
         pair = (stored[0][rows], stored[1][rows]) if kept else None
-        biases = given.bias_gate, given.bias_up
-        glu.write_forward(x, given.w_gate, given.w_up, h[rows], pair, biases, options.formula)
+        glu.write_forward(x, given.w_gate, given.w_up, h[rows], pair, (given.bias_gate, given.bias_up), options.formula)
     parts = new(given.x, route.total, len(given.w_down))
     for rows in (*route.pieces[1:], route.pieces[0]):
         plan.apply(glu.multiply, h[rows], given.w_down, None, parts[rows])
@@ -282,8 +281,7 @@ class _Parallel(torch.autograd.Function):
     def forward(ctx: Any, route: Any, options: Chosen, *tensors: Any) -> Tensor:
         out, x, gate, up = _forward(route, Operands(*tensors), options, True)
         ctx.route, ctx.options, ctx.keeps_to_itself = route, options, True
-        reads_x = (options.weight_grad, options.save) != ONLY_X
-        ctx.save_for_backward(x if reads_x else None, *tensors[1:], gate, up)
+        ctx.save_for_backward(x if (options.weight_grad, options.save) != ONLY_X else None, *tensors[1:], gate, up)
         return out
 
     @staticmethod
@@ -296,8 +294,7 @@ class _Parallel(torch.autograd.Function):
         if in_place:
             increment_version(saved[-2:])
         pair = saved[-2].contiguous(), saved[-1].contiguous()  # which a hook may have made otherwise
-        given = Operands(*saved[:SAVED])
-        made = _backward(ctx.route, d_out.contiguous(), given, pair, needs, options, in_place)
+        made = _backward(ctx.route, d_out.contiguous(), Operands(*saved[:SAVED]), pair, needs, options, in_place)
         wanted = block.wanted_of(needs, options.weight_grad)
         return None, None, *(made[name] if name in wanted else None for name in block.NAMES[:SAVED])
 
@@ -337,8 +334,7 @@ def swiglu_mlp_parallel(
     weight_grad, save, input_grad = resolve(x=given.x[:1].expand(route.total, -1), intermediate=len(w_gate), **asked)
     if asked["weight_grad"] == AUTO and weight_grad == "triton":
         weight_grad = AUTO  # d_w_down is chosen for itself
-    weight_grad = weight_grad if block.trains(given) else "none"
-    chosen = Chosen(weight_grad, save, input_grad, formula.numbers)
+    chosen = Chosen(weight_grad if block.trains(given) else "none", save, input_grad, formula.numbers)
     if block.needs_backward(*given):
         return like_leading(_Parallel.apply(route, chosen, *given[:SAVED]), x)
     return like_leading(_forward(route, given, chosen, False)[0], x)
