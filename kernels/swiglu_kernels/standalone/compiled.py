@@ -166,8 +166,7 @@ def report(
     name: str, tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
 ) -> Resources:
     """Compile one kernel by its name in `launches` and count what it uses."""
-    launch = launches(tokens, hidden, intermediate, dtype, capability)[name]()
-    return _report(name, launch, tokens, dtype, capability)
+    return _report(name, launches(tokens, hidden, intermediate, dtype, capability)[name](), tokens, dtype, capability)
 
 
 def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capability: Capability) -> Resources:

@@ -14,14 +14,8 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import admission, shared
-from swiglu_kernels.ops.experts import (
-    exchange,
-    hopper_experts,
-    hopper_fp8_experts,
-    portable_experts,
-    portable_gemv,
-    portable_pairs,
-)
+from swiglu_kernels.ops.experts import exchange, hopper_experts, hopper_fp8_experts, portable_experts, portable_pairs
+from swiglu_kernels.ops.experts.portable_gemv import forward_launch as gemv_launch
 from swiglu_kernels.ops.experts.routing import combine_launch, gather_launch, new_routing, route_launch, split_launch
 from swiglu_kernels.ops.fp8 import hopper_fp8, portable_codes, portable_fp8, portable_gate
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
@@ -250,20 +244,19 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
     cases += [(torch.float32, True, 16, False, 16), (torch.float32, True, 64, True, 16)]
     slots, count, intermediate = 16, 64, 768
     for dtype, aligned, tile_rows, interleaved, unit in cases:
-        hidden = 2048 + unit % 16
+        sizes = count, 2048 + unit % 16, intermediate
         tokens, gate = tile_rows * 4, (CLAMPED, interleaved)
         index, many = (torch.empty((rows, slots), dtype=torch.int64, device="meta") for rows in (tokens, 8192))
         routing = new_routing(index, count, tile_rows)
         operands = mixture(
-            index, routing, (count, hidden, intermediate), meta(dtype, aligned, ("x", "d_out")),
-            formula=CLAMPED, interleaved=interleaved, capability=capability,
+            index, routing, sizes, meta(dtype, aligned, ("x", "d_out")), formula=CLAMPED, interleaved=interleaved,
+            capability=capability,
         )  # fmt: skip
         at = f"tiles of {tile_rows}, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
         at += ", interleaved" if interleaved else ", odd multiples of 8" if unit == 8 else ""
         for kernel, name in _ROUTED.items():
             yield f"experts' {name}, {at}", operands.launch(kernel)
         if tile_rows == 128 and aligned and unit == 16:
-            sizes = count, hidden, intermediate
             added = mixture(index, routing, sizes, meta(added=True), capability=capability)
             for kernel in ("experts-weight-grad", "experts-down-weight-grad"):
                 yield f"experts' {_ROUTED[kernel]}, added", added.launch(kernel)
@@ -272,11 +265,10 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             pair, row, tile_expert, starts, counts, *_ = routing
             parts = pair, starts, counts, (tile_expert, counts), (tile_expert, starts, counts)
             dots = operands.dots
-            of_many = new_routing(many, count, tile_rows)
             for name, launch in {
                 "parts of a routing": split_launch(*parts, tokens, capability),
                 "routing in one launch": route_launch(index, *routing[:5], tile_rows, capability),
-                "routing": route_launch(many, *of_many[:5], tile_rows, capability),
+                "routing": route_launch(many, *new_routing(many, count, tile_rows)[:5], tile_rows, capability),
                 "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows, capability),
                 "experts' bias gradients": portable_experts.row_sums_launch(x, weights, b_down, routing),
                 "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, routing),
@@ -291,17 +283,15 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             pairs = portable_pairs.forward_launch((some, *layer), operands.h, y, some, *gate, capability)
             yield f"pairs, {at}", pairs
     for dtype, interleaved, intermediate, slots in (
-        (torch.bfloat16, False, 768, 8),
-        (torch.bfloat16, True, 2880, 4),
-        (torch.bfloat16, False, 14336, 2),
-        (torch.float32, True, 768, 8),
-    ):
+        (torch.bfloat16, False, 768, 8), (torch.bfloat16, True, 2880, 4),
+        (torch.bfloat16, False, 14336, 2), (torch.float32, True, 768, 8),
+    ):  # fmt: skip
         index = torch.empty(1, slots, dtype=torch.int64, device="meta")
         operands = mixture(index, new_routing(index, 8, 16), (8, 2048, intermediate), meta(dtype))
         layer = operands.w_gate_up, operands.w_down, operands.weights, operands.b_gate_up, operands.b_down, index
         given = (operands.x, *layer), operands.h[:slots], operands.x, CLAMPED, interleaved, capability
         name = f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}"
-        yield name, portable_gemv.forward_launch(*given)
+        yield name, gemv_launch(*given)
 
 
 def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
@@ -412,8 +402,7 @@ def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
         name += ", interleaved" if interleaved else ""
         variant = (bias, CLAMPED, True) if interleaved else (None, PLAIN, False)
         routed = starts, counts, pair, slots
-        launch = hopper_fp8_experts.gate_up_launch(x, w_gate_up, h, kept, routed, *variant)
-        yield name, launch
+        yield name, hopper_fp8_experts.gate_up_launch(x, w_gate_up, h, kept, routed, *variant)
     w_down, y = (tensor(count, hidden, intermediate // 2), fp32(count, hidden)), tensor(rows, hidden)
     operands = (tensor(rows, intermediate // 2), fp32(rows)), w_down, y, starts, counts
     yield "fp8 experts by hand, y", hopper_fp8_experts.rows_launch(*operands)

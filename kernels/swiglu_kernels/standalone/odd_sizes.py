@@ -88,9 +88,8 @@ class Sizes(LayerTensors):
         if name.startswith("bias"):
             return None
         like = self.start.get(name)
-        made = torch.full(
-            (shape[0] + 2 * MARGIN, shape[1]), float("nan"), dtype=self.dtype if like is None else like.dtype
-        )
+        dtype = self.dtype if like is None else like.dtype
+        made = torch.full((shape[0] + 2 * MARGIN, shape[1]), float("nan"), dtype=dtype)
         inner = slice(MARGIN, MARGIN + shape[0])
         if like is not None:
             made[inner] = like.cpu()
@@ -300,11 +299,9 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
             scales = scales.to(at.device)
             scales = laid(scales, matrix is not at.x) if blocks else scales
             operands.append((codes.view(at.dtype).to(at.device), scales))
-        made = forward_of(exact[0], exact[1], exact[2])
-        for columns, stored in itertools.product(
-            hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS, (False, True)
-        ):
-            x, w_gate, w_up = operands
+        made, (x, w_gate, w_up) = forward_of(*exact), operands
+        widths = hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS
+        for columns, stored in itertools.product(widths, (False, True)):
             z, kept = at.z, at.kept if stored else None
             hopper_fp8.forward_launch(x, w_gate, w_up, z, kept, hopper_fp8.tile_of(columns)).run()
             name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
@@ -406,11 +403,8 @@ def main(arguments: list[str] | None = None) -> None:
     found = []
     for outcome in outcomes(device, options.few, portable=options.portable):
         found.append(outcome)
-        print(
-            f"{'ok   ' if outcome.right else 'WRONG'} {outcome.roundings:6.2f} roundings  "
-            f"{outcome.name}  {outcome.reason}",
-            flush=True,
-        )
+        verdict = "ok   " if outcome.right else "WRONG"
+        print(f"{verdict} {outcome.roundings:6.2f} roundings  {outcome.name}  {outcome.reason}", flush=True)
     wrong = [outcome for outcome in found if not outcome.right]
     versions = f"torch {torch.__version__}, Triton {getattr(triton, '__version__', 'none')}"
     print(f"{versions}, {device}: {len(found)} launches, {len(wrong)} wrong")
