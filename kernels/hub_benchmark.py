@@ -12,8 +12,7 @@ class SwiGLU(Benchmark):
 
     def setup(self) -> None:
         """Draw x and weights."""
-        gpu = self.device != "cpu"
-        tokens, hidden, intermediate = (1024, 4096, 11008) if gpu else (32, 64, 160)
+        tokens, hidden, intermediate = (32, 64, 160) if self.device == "cpu" else (1024, 4096, 11008)
         how = {"device": self.device, "dtype": torch.bfloat16}
         self.x = torch.randn(tokens, hidden, **how)
         self.w_gate, self.w_up = (torch.randn(intermediate, hidden, **how) * hidden**-0.5 for _ in range(2))

@@ -37,8 +37,7 @@ def model_of(seed: int, device: torch.device) -> LlamaForCausalLM:
     """A two-layer Llama over bytes."""
     torch.manual_seed(seed)
     sizes = {"vocab_size": 256, "hidden_size": 512, "intermediate_size": 1376, "max_position_embeddings": CONTEXT}
-    config = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=8)
-    return LlamaForCausalLM(config).to(device)
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=8)).to(device)
 
 
 def pack_projections(model: LlamaForCausalLM) -> None:
@@ -120,8 +119,7 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
         style = {"color": f"C{number}", "linewidth": 1, "linestyle": ":" if "seed" in name else "-"}
         above.plot(losses, label=name, **style)
         if name != "stock":
-            differences = [abs(mine - stock) for mine, stock in zip(losses, curves["stock"], strict=True)]
-            below.semilogy(differences, **style)
+            below.semilogy([abs(mine - stock) for mine, stock in zip(losses, curves["stock"], strict=True)], **style)
     above.set_ylabel("loss (nats per byte)")
     above.legend()
     below.set_ylabel("|loss - stock's|")

@@ -47,8 +47,7 @@ def joined(problem: Problem, interleaved: bool = False) -> tuple[Gradients, Call
     own = problem.parameters
     trains = own["w_gate"].requires_grad
     dim = 1 if problem.case.scope is Scope.EXPERTS else 0
-    kinds = ("w", "bias") if problem.biases else ("w",)
-    for kind in kinds:
+    for kind in ("w", "bias") if problem.biases else ("w",):
         pair = [own.pop(f"{kind}_{name}").detach() for name in ("gate", "up")]
         both = torch.stack(pair, dim + 1).flatten(dim, dim + 1) if interleaved else torch.cat(pair, dim)
         own[f"{kind}_gate_up"] = both.requires_grad_(trains)

@@ -211,10 +211,6 @@ def liger_experts(problem: Problem) -> Step:
 )
 def quack_experts(problem: Problem) -> Step:
     """QuACK has the products and the gate; the backward of the gate is torch.compile's, as in its dense row."""
-    return packed(problem, _quack(), interleaved=True)
-
-
-def _quack() -> Compute:
     import torch
     from quack.gemm_interface import gemm, gemm_gated
 
@@ -266,7 +262,7 @@ def _quack() -> Compute:
         hidden = GatedProduct.apply(x, own["w_gate_up"], token, starts, torch.is_grad_enabled())
         return summed(Product.apply(hidden, own["w_down"], starts), order, weights)
 
-    return forward
+    return packed(problem, forward, interleaved=True)
 
 
 @_row(
@@ -515,8 +511,7 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     arguments = "".join(f", {name}={value!r}" for name, value in choices.items())
     call = f"swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})"
     usage, variant = f"from swiglu_kernels import swiglu_experts; out = {call}", (Scope.EXPERTS,) if choices else ()
-    declare = _row(name, description=description, variant=variant, usage=usage, **_OF_KERNELS)
-    return declare(partial(fused, **choices))
+    return _row(name, description=description, variant=variant, usage=usage, **_OF_KERNELS)(partial(fused, **choices))
 
 
 fused_experts = _fused_row(

@@ -43,13 +43,8 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
     multiply = fp8_linear.scaled_mm(precision) if package == "torch" else fp8_linear.deep_gemm
     own, to_canonical = joined(problem)
     names = [("x", "w_gate_up", "d_gate_up"), ("h", "w_down", "upstream")][: len(own)]
-    layers = [
-        fp8_linear.ScaledLinear(
-            *of, precision, fp8_linear.scaled_grouped_mm if experts else multiply, quantised_dw and not experts,
-            experts.top_k if experts else 0,
-        )
-        for of in names
-    ]  # fmt: skip
+    how = precision, fp8_linear.scaled_grouped_mm if experts else multiply, quantised_dw and not experts
+    layers = [fp8_linear.ScaledLinear(*of, *how, experts.top_k if experts else 0) for of in names]
     weights = [own[layer.weight] for layer in layers]
     current = fp8_linear.operands(weights, lambda number, weight: quantise(weight, precision, layers[number].weight))
 
@@ -213,13 +208,12 @@ def _build_fused(problem: Problem, weight_grad: str, keeps: bool) -> Step:
 def _fused(name: str, weight_grad: str, description: str, keeps: bool = False) -> Implementation:
     call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r}"
     call += ", kept=kept)  # a KeptCodes() for each layer" if keeps else ")"
-    declare = _row(
+    return _row(
         name, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton", multiple=16,
         package="swiglu_kernels.ops.fp8.operation", variant=() if weight_grad == "fp8" else SCOPES,
         quantises_dw=weight_grad == "fp8", keeps_between_batches=keeps,
         usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
-    )  # fmt: skip
-    return declare(partial(_build_fused, weight_grad=weight_grad, keeps=keeps))
+    )(partial(_build_fused, weight_grad=weight_grad, keeps=keeps))  # fmt: skip
 
 
 fused = _fused("fused-fp8", "fp8", "swiglu_glu_fp8 or swiglu_mlp_fp8: one Triton launch for gate, up and SwiGLU")

@@ -114,25 +114,22 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         at_mlp = ((3, 2, 2), (2, 2, 3)) if in_turn else ((3, 2, 3),)
         footprints = {Scope.GLU: Footprint(kept, at_glu), Scope.MLP: Footprint(kept + 1, (*at_mlp, (kept + 2, 1, 1)))}
     choices: dict[str, Any] = {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
-    declare = _row(
+    return _row(
         name, scopes=(Scope.GLU, Scope.MLP), description=description, trains="inputs" if frozen else "everything",
-        offers=("bias", "limit", "packed"),
-        variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP), footprints=footprints,
-        usage=_usage("out = swiglu_glu(x, w_gate, w_up", choices),
-    )  # fmt: skip
-    return declare(partial(_build_glu, **choices))
+        offers=("bias", "limit", "packed"), variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP),
+        footprints=footprints, usage=_usage("out = swiglu_glu(x, w_gate, w_up", choices),
+    )(partial(_build_glu, **choices))  # fmt: skip
 
 
 def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) -> Implementation:
     """swiglu_mlp with its choices. The peak of one in chunks is no fixed number of whole tensors: none is predicted."""
     MLP[name] = choices
     footprint = Footprint(0 if choices["save"] == "input" else 2, ((3, 1, 1), (2, 2, 3)))
-    declare = _row(
+    return _row(
         name, scopes=(Scope.MLP,), description=description, offers=("bias", "limit"),
         variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
         footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint}, usage=_usage(call, choices),
-    )  # fmt: skip
-    return declare(partial(build_mlp, **choices))
+    )(partial(build_mlp, **choices))  # fmt: skip
 
 
 _GLU_ROWS = (  # name, weight_grad, save, input_grad, description
