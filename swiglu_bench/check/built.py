@@ -64,8 +64,7 @@ class View:
         if self.order is not None and self.columns:
             found = found.index_select(-1, self.order)
         elif self.order is not None:
-            rows = found.flatten(0, -2).index_select(0, self.order.flatten())
-            found = rows.view(*self.order.shape, -1)
+            found = found.flatten(0, -2).index_select(0, self.order.flatten()).view(*self.order.shape, -1)
         return found.mT if self.flipped else found
 
     def write(self, value: Tensor, weight: Tensor) -> None:
@@ -129,11 +128,9 @@ class OwnLayout:
 
     def to(self, device: torch.device) -> OwnLayout:
         """The same for parameters on a device."""
-        moved = {
-            n: replace(view, order=view.order if view.order is None else view.order.to(device))
-            for n, view in self.views.items()
-        }
-        return replace(self, views=moved)
+        orders = {name: view.order for name, view in self.views.items() if view.order is not None}
+        moved = {name: replace(self.views[name], order=order.to(device)) for name, order in orders.items()}
+        return replace(self, views={**self.views, **moved})
 
     def own(self, names: Sequence[str]) -> list[str]:
         """Names of results, with those of the parameters in the place of their weights."""
@@ -157,8 +154,7 @@ class OwnLayout:
             if view is None:
                 found[name] = value
             else:
-                place = found.setdefault(OWN + view.parameter, value.new_zeros(self.sizes[view.parameter]))
-                view.write(place, value)
+                view.write(found.setdefault(OWN + view.parameter, value.new_zeros(self.sizes[view.parameter])), value)
         return found
 
 
@@ -299,8 +295,7 @@ class Built:
                 returned, where = ", ".join(map(repr, self.parameters)), f"where {' and '.join(lost)} lie in them"
                 advice = "name one w_gate_up and declare its weight_layout, or return a to_canonical"
                 raise TypeError(f"the parameters that it returns are {returned}, and nothing says {where}; {advice}")
-            known = set(self.views) <= set(self.gradients)
-            self.layout = OwnLayout.of(self.parameters, self.views) if known else None
+            self.layout = OwnLayout.of(self.parameters, self.views) if set(self.views) <= set(self.gradients) else None
         else:  # DTensors: the layout of a split implementation is the suite's own (tp)
             self._take_apart, self.layout = step.to_canonical or dict, None
         self.as_they_lie = False

@@ -125,8 +125,7 @@ def draw_experts(experts: Experts, place: Tensor, source: torch.Generator) -> No
         place.copy_(order[:top_k].expand(tokens, top_k))
     elif experts.routing is RoutingKind.BALANCED:
         turns = torch.arange(tokens * top_k, device=device).view(tokens, top_k)
-        shuffled = torch.rand(tokens, device=device, generator=source).argsort()
-        place.copy_(order[turns[shuffled] % experts.count])
+        place.copy_(order[turns[torch.rand(tokens, device=device, generator=source).argsort()] % experts.count])
     else:  # the top_k largest of log(weight) plus Gumbel noise are a draw by weight without replacement
         scores = torch.rand(tokens, experts.count, device=device, generator=source).log_().neg_().log_().neg_()
         if experts.routing is RoutingKind.ZIPF:

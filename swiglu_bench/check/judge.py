@@ -138,8 +138,8 @@ class Judge:
 
         `faults` says what is wrong with tensors whose values do not count; the others have the right form.
         """
-        truth, faults = self.truth(draw, backward=produced.keys() != {"output"}), faults or {}
-        return self._verdicts(produced, truth, label, faults, distribution)
+        truth = self.truth(draw, backward=produced.keys() != {"output"})
+        return self._verdicts(produced, truth, label, faults or {}, distribution)
 
     def _verdicts(
         self, produced: Produced, truth: Truth, label: str, faults: Mapping[str, Fault], distribution: bool
@@ -204,8 +204,7 @@ class Judge:
         if off.any():
             call, result = off.nonzero()[0].tolist()
             what = " and ".join(parts[result // GROUPS])
-            reason = f"{what}: call {call + 1} did not return what the inputs of the next followed from"
-            return lambda _: reason
+            return lambda _: f"{what}: call {call + 1} did not return what the inputs of the next followed from"
         return wrong
 
     def compare(self, mode: Mode, draws: Sequence[Draw]) -> _Holding:
@@ -322,10 +321,7 @@ def _block(
 ) -> dict[str, Tensor]:
     """The answer of one dense block to fp64 inputs: gate and up or, with weights, x; without `d_hidden` the output."""
     alpha, limit = extras.alpha, extras.limit
-    if "w_gate" in weights:
-        gate, up = inputs[0] @ weights["w_gate"].T, inputs[0] @ weights["w_up"].T
-    else:
-        gate, up = inputs
+    gate, up = [inputs[0] @ weights[name].T for name in ("w_gate", "w_up")] if "w_gate" in weights else inputs
     if "bias_gate" in weights:
         gate, up = gate + weights["bias_gate"], up + weights["bias_up"]
     if limit is not None:

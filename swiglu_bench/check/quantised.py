@@ -92,8 +92,7 @@ class QuantisedJudge(Judge):
         computed = OF_EXPERTS if self.problem.case.scope is Scope.EXPERTS else INTERMEDIATE
         if name.removesuffix(".T") not in computed:
             if not same_bits(scales, right_scales):
-                wrong = int((scales != right_scales).sum())
-                return f"{wrong} of {scales.numel()} scales are not those of the recipe"
+                return f"{int((scales != right_scales).sum())} of {scales.numel()} scales are not those of the recipe"
             if not same_bits(codes, right_codes):
                 wrong = int((codes.view(torch.uint8) != right_codes.view(torch.uint8)).sum())
                 return f"{wrong} of {codes.numel()} codes are not those of the recipe"
@@ -118,8 +117,7 @@ def judge_of(joint: bool, quantised_dx: bool, quantised_dw: bool) -> type[Quanti
     way: dict[str, Any] = {"joint": joint, "quantised_dx": quantised_dx, "quantised_dw": quantised_dw}
     scopes = (Scope.GLU, Scope.MLP, Scope.EXPERTS)
     declare = implementation("quantised-reference", scopes=scopes, description="SwiGLU on quantised operands")
-    found = {**way, "definition": declare(partial(fp8.defined, **way))}
-    return type("QuantisedJudge", (QuantisedJudge,), found)
+    return type("QuantisedJudge", (QuantisedJudge,), {**way, "definition": declare(partial(fp8.defined, **way))})
 
 
 def _operands(

@@ -160,8 +160,7 @@ class Arithmetic:
     def lost_anyway(self) -> float:
         """The relative error that is allowed whatever eager loses."""
         roundoff = unit_roundoff(self.dtype)
-        gate = TAIL_ROUNDINGS * roundoff + self.summation
-        return self.tail * gate + math.sqrt(self.additions) * roundoff
+        return self.tail * (TAIL_ROUNDINGS * roundoff + self.summation) + math.sqrt(self.additions) * roundoff
 
     @property
     def summation(self) -> float:

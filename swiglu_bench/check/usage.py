@@ -90,7 +90,7 @@ class Arrangement:
         """`dtype` is what everything is widened to, if anything, after it was drawn in the case's own."""
         self.layer, self.asked, self._dtype = layer, asked, dtype
         self.tokens, self.experts = asked.case.tokens, asked.case.shape.experts or Experts(1, 1)
-        self.parameters = [value for value in layer.parameters.values() if value.requires_grad]
+        self.trained = {name: value for name, value in layer.parameters.items() if value.requires_grad}
 
     def run(self) -> Results:
         """The results of the scenario, by name."""
@@ -287,14 +287,15 @@ def inputs_without_gradient(given: Arrangement) -> Results:
 @_scenario(weights=True, compiles=True)
 def frozen_weights(given: Arrangement) -> Results:
     """Weights that need no gradient: the activations' are the same."""
-    return _without_output(_frozen(given, given.parameters))
+    return _without_output(_frozen(given, list(given.trained.values())))
 
 
 @_scenario(weights=True, compiles=True)
 def one_frozen(given: Arrangement) -> Results:
     """Some weights that need no gradient, as beside an adapter: first one of them, then all others."""
     found: Results = {}
-    for number, frozen in enumerate((given.parameters[:1], given.parameters[1:])):
+    parameters = list(given.trained.values())
+    for number, frozen in enumerate((parameters[:1], parameters[1:])):
         given.layer.drop_gradients()
         for name, value in _without_output(_frozen(given, frozen)).items():
             found[f"{name} {number}"] = value
@@ -305,12 +306,11 @@ def one_frozen(given: Arrangement) -> Results:
 @_scenario(weights=True)
 def gradients_by_autograd(given: Arrangement) -> Results:
     """Gradients asked of autograd, not gathered in the weights."""
-    leaves, own = given.leaves(1), {n: p for n, p in given.layer.parameters.items() if p.requires_grad}
+    leaves, own = given.leaves(1), given.trained
     wanted = [value for value in leaves if value.requires_grad]
     output = given.layer.forward(*leaves)
     found = torch.autograd.grad(output, [*wanted, *own.values()], given.upstream(1), allow_unused=True)
-    both = zip(own, found[len(wanted) :], strict=True)
-    gradients = {name: value for name, value in both if value is not None}
+    gradients = {name: value for name, value in zip(own, found[len(wanted) :], strict=True) if value is not None}
     for name, value in own.items():
         if value.grad is not None and name in gradients:  # what is added to both is counted twice by a model
             gradients[name] = gradients[name] + value.grad
@@ -328,8 +328,7 @@ def hooks_of_weights(given: Arrangement) -> Results:
         assert parameter.grad is not None
         seen[name] = torch.full_like(parameter.grad, torch.nan) if name in seen else parameter.grad.clone()
 
-    own = {name: value for name, value in given.layer.parameters.items() if value.requires_grad}
-    handles = [value.register_post_accumulate_grad_hook(partial(hook, name)) for name, value in own.items()]
+    handles = [value.register_post_accumulate_grad_hook(partial(hook, name)) for name, value in given.trained.items()]
     try:
         given.use(given.leaves(1), given.upstream(1))
     finally:
@@ -572,8 +571,7 @@ class UseJudge:
         case = self._asked.case
         arithmetic = replace(tolerance.arithmetic_of(case, torch_dtype(case), 3), tail=tail)
         if tokens < case.tokens:
-            elements = arithmetic.hidden_elements * tokens // case.tokens
-            arithmetic = replace(arithmetic, hidden_elements=elements)
+            arithmetic = replace(arithmetic, hidden_elements=arithmetic.hidden_elements * tokens // case.tokens)
         if "bias" in name and case.scope is Scope.EXPERTS and self._device.type == "cpu":
             arithmetic = replace(arithmetic, additions=2 * case.tokens)
         expected = tolerance.Expected.of(truth)
@@ -597,8 +595,7 @@ def _suspects(value: Tensor, truth: Tensor, eager: Tensor, roundoff: float, tail
     )
     scores = [(mine / (theirs + floor * size)).nan_to_num(nan=0.0, posinf=torch.inf) for mine, theirs in kinds]
     scores[0][~torch.isfinite(off).all(1)] = torch.inf
-    found = {row for score in scores for row in score.topk(ROWS_SUSPECTED).indices.tolist()}
-    return sorted(found)
+    return sorted({row for score in scores for row in score.topk(ROWS_SUSPECTED).indices.tolist()})
 
 
 def _frozen(given: Arrangement, parameters: Sequence[Tensor]) -> Results:
