@@ -116,11 +116,9 @@ def digests_now(listed: str, file: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in CODE and file.is_file())
+    inside = (file for file in path.rglob("*") if file.suffix in CODE and file.is_file())
     found = hashlib.sha256()
-    for file in files:
+    for file in sorted(inside) if path.is_dir() else [path]:
         try:
             content = file.read_bytes()
         except OSError:
@@ -148,8 +146,7 @@ def standing(version: str, root: Path = Path(__file__).parents[2]) -> tuple[str,
     commit, dirty = version.partition("+")[2].removesuffix("-dirty"), version.endswith("-dirty")
     if not commit or not (root / ".git").exists():
         return "", False
-    date = git(root, "log", "-1", "--format=%cs", commit, "--")
-    if date is None:
+    if (date := git(root, "log", "-1", "--format=%cs", commit, "--")) is None:
         return "of a commit that is not in this checkout", True
     kernels = ("--", "kernels/swiglu_kernels")
     since = len((git(root, "log", "--format=%h", f"{commit}..HEAD", *kernels) or "").split())
