@@ -221,8 +221,7 @@ def version_findings() -> Iterator[Finding]:
     yield _pairing()
     for tool, loss in (("nvcc", "CUDA sources cannot be compiled"), ("ncu", "kernels cannot be profiled")):
         place = shutil.which(tool)
-        advice = f"Without it {loss}; measuring does not need it."
-        yield _judged(tool, place or "not found", not place, WARN, advice)
+        yield _judged(tool, place or "not found", not place, WARN, f"Without it {loss}; measuring does not need it.")
 
 
 def _pairing() -> Finding:

@@ -110,9 +110,8 @@ def describe(device: torch.device) -> Machine:
 
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     nvml: Gpu | None = None
-    if gpu:
-        with contextlib.suppress(NoAnswer):
-            nvml = Gpu(device)
+    with contextlib.suppress(NoAnswer):
+        nvml = Gpu(device) if gpu else None
     found = without_torch(nvml) | {"cpu_threads": torch.get_num_threads(), "tuned_tiles": tuning.digest(device)}
     if gpu:
         found |= {

@@ -32,11 +32,10 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 def file_value(path: Path, pattern: str = r"^(\S+)") -> str | None:
     """The group of a pattern's first match in a file, by default the first word; None without the file or a match."""
-    try:
-        found = re.search(pattern, path.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return found[1] if found else None
+    with suppress(OSError):
+        if found := re.search(pattern, path.read_text(), re.MULTILINE):
+            return found[1]
+    return None
 
 
 @dataclass(frozen=True)
@@ -330,10 +329,9 @@ class Gpu:
 
     def maybe(self, question: Callable[[], T]) -> T | None:
         """The answer to a question, or None where there is none."""
-        try:
+        with suppress(NoAnswer):
             return question()
-        except NoAnswer:
-            return None
+        return None
 
     def name(self) -> str:
         """The model, as the driver names it."""
