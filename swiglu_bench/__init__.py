@@ -14,18 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Step", "__version__", "implementation", "load", "run"]
 
-_HOMES = {
-    "run": "swiglu_bench.api",
-    "load": "swiglu_bench.api",
-    "Step": "swiglu_bench.cases.implementation",
-    "implementation": "swiglu_bench.cases.implementation",
-}
+_HOMES = {"run": "api", "load": "api", "Step": "cases.implementation", "implementation": "cases.implementation"}
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when first asked for: the command line needs none of them, and its help is instant."""
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(f"swiglu_bench.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

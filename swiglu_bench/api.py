@@ -174,18 +174,14 @@ def _typed(value: Any, kind: object) -> Any:
     return _text(value) if kind == str | None else Path(value) if kind == Path | None else value
 
 
-def _text(value: object) -> str:
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        return ",".join(map(str, value))
-    return str(value)
+def _text(item: object) -> str:
+    return ",".join(map(str, item)) if isinstance(item, Iterable) and not isinstance(item, str | bytes) else str(item)
 
 
 def _command_line(command: str, options: SweepOptions) -> str:
     parts = ["swiglu-bench", command]
     for field in fields(options):
         value, name = getattr(options, field.name), field.name.replace("_", "-")
-        if isinstance(value, bool):
-            parts += [f"--{name}" if value else f"--no-{name}"] * (value != field.default)
-        elif value != field.default:
-            parts += [f"--{name}", _text(value)]
+        if value != field.default:
+            parts += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", _text(value)]
     return shlex.join(parts)

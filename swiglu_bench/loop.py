@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +21,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.system import look
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.output import Fingerprints, Opened, Remaining, logs, opened
-from swiglu_bench.request import INTERRUPTED, Request, Say
+from swiglu_bench.request import INTERRUPTED, Request, Say, asked
 from swiglu_bench.rows.figures import reason, typed
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show import Writer
@@ -206,8 +205,7 @@ def rows(
     """
     second = second or SecondChance()
     schedule, running, finished = Schedule(cases, places.in_order), dict[int, int](), 0
-    known: dict[int, Place] = {}
-    last = "no place has joined"
+    known, last = dict[int, Place](), "no place has joined"
 
     def tell() -> None:
         place, number = next(iter(running.items()), (-1, -1))
@@ -225,12 +223,11 @@ def rows(
                 chosen = None if number in running else schedule.take(place, others)
                 if chosen is None:
                     continue
-                names = second.names(chosen)
-                if names and not second.in_time():
+                if (names := second.names(chosen)) and not second.in_time():
                     yield from second.give_up(chosen)
-                    continue
-                running[number] = chosen
-                places.begin(number, cases[chosen], names)
+                else:
+                    running[number] = chosen
+                    places.begin(number, cases[chosen], names)
             if not running and finished == len(cases) and not (schedule.left and places.places):
                 break
             if not running and not places.joining and not places.places:
@@ -251,19 +248,15 @@ def rows(
                 last = f"{place.name} was lost: {event.reason}"
                 if case is None:
                     warn(f"{last}.")
-                    continue
-                if second.names(case):
+                elif second.names(case):
                     warn(f"{last}; {cases[case].label} is not repeated.")
                     yield from second.give_up(case)
-                    continue
-                given_up = schedule.give_back(case, place, event.reason)
-                if given_up is None:
+                elif (given_up := schedule.give_back(case, place, event.reason)) is None:
                     warn(f"{last}; {cases[case].label} is run once more.")
-                    continue
-                finished += 1
-                for each in work.implementations:
-                    row = policy.blank(work.settings, place.machine, cases[case], each)
-                    yield row.end(Status.ERROR, given_up)
+                else:
+                    finished += 1
+                    for each in work.implementations:
+                        yield policy.blank(work.settings, place.machine, cases[case], each).end(Status.ERROR, given_up)
         yield from second.left()  # all places are gone
 
 
@@ -282,13 +275,10 @@ class Ending:
     def __enter__(self) -> Ending:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         came = getattr(signal.getsignal(signal.SIGINT), "came", False)  # as `cli/ends.py` notes it
         self.interrupted = isinstance(error, KeyboardInterrupt) or (came and isinstance(error, Exception))
-        told = next((text for end, text in self.ends.items() if isinstance(error, end)), "")
-        if told:
+        if told := next((text for end, text in self.ends.items() if isinstance(error, end)), ""):
             self.failed = True
             self.screen.warn(told.format(error))
         return self.interrupted or bool(told)
@@ -307,8 +297,7 @@ class Ending:
         if self.interrupted:
             self.screen.say(f"Interrupted: {len(rows) - earlier} rows were kept.", style="yellow")
             return INTERRUPTED
-        nothing = nothing_done([row for row in rows if row.implementation in asked], done)
-        if nothing:
+        if nothing := nothing_done([row for row in rows if row.implementation in asked], done):
             self.screen.warn(nothing)
         lost = into.files is not None and into.files.lost
         if self.failed or lost or not rows or any(row.failed and not row.unknown for row in rows):
@@ -340,8 +329,7 @@ def sweep(request: Request, task: CaseTask, this: Machine, console: Console, als
 
         def stamp(record: Record) -> None:
             remaining.stamp(record)
-            outdated = remaining.replaced_by(record)
-            if into.files and outdated:
+            if (outdated := remaining.replaced_by(record)) and into.files:
                 into.files.drop(outdated)
 
         ending = Ending(screen)
@@ -351,8 +339,15 @@ def sweep(request: Request, task: CaseTask, this: Machine, console: Console, als
         shown.close()
     found = kept + shown.records
     if request.workload:
-        ending.failed |= not _show_workload(request, into, found, console, screen)
-    return ending.status(into, found, request.asked, DONE[settings.task], len(kept))
+        for part in () if options.quiet else workload_tables(found, request.workload):
+            console.print(part)
+        try:
+            if into.folder:
+                write_totals(into.folder, totals(found, request.workload))
+        except OSError as error:
+            screen.warn(f"The workload's totals cannot be written: {reason(error)}.")
+            ending.failed = True
+    return ending.status(into, found, asked(options.impl, request.implementations), DONE[settings.task], len(kept))
 
 
 def run_cases(
@@ -381,15 +376,3 @@ def run_cases(
             finally:
                 for record in second.left():
                     take(record)
-
-
-def _show_workload(request: Request, into: Opened, found: Sequence[Record], console: Console, screen: Screen) -> bool:
-    for part in () if request.options.quiet else workload_tables(found, request.workload):
-        console.print(part)
-    try:
-        if into.folder:
-            write_totals(into.folder, totals(found, request.workload))
-    except OSError as error:
-        screen.warn(f"The workload's totals cannot be written: {reason(error)}.")
-        return False
-    return True

@@ -302,10 +302,8 @@ class TrainOptions(WandbOptions):
         return 20.0 if self.budget is None else self.budget
 
 
-COMMANDS: dict[str, type[SweepOptions]] = {
-    "forward": TimingOptions, "backward": TimingOptions, "step": TimingOptions, "memory": SweepOptions,
-    "verify": VerifyOptions,
-}
+COMMANDS: dict[str, type[SweepOptions]] = {"forward": TimingOptions, "backward": TimingOptions, "step": TimingOptions,
+    "memory": SweepOptions, "verify": VerifyOptions}
 """The commands that measure or check every implementation at every case."""
 # fmt: on
 

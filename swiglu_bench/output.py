@@ -71,8 +71,7 @@ class Opened:
             yield f"W&B: {self.wandb.place}"
 
 
-@contextlib.contextmanager
-def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
+def opened(request: Request, this: Machine, warn: Say) -> contextlib.AbstractContextManager[Opened]:
     """Everything that the request wants rows to go to. Raises BadInput where one of them cannot be opened."""
     command, options = request.command, request.options
     run_folder.check_out(options.out, options.resume, options.force)
@@ -82,9 +81,8 @@ def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
             run_folder.remove_rows(folder)
         return {}
 
-    folder = folder_of(command, options, this, request.settings.run_id)
-    with writing(Opened(folder, about(request, this)), "run", earlier, command, options, this.slug, warn) as into:
-        yield into
+    into = Opened(folder_of(command, options, this, request.settings.run_id), about(request, this))
+    return writing(into, "run", earlier, command, options, this.slug, warn)
 
 
 @contextlib.contextmanager
@@ -127,8 +125,7 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
     how = {
         "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
         "l2": ("both" if settings.hot_beside else "cold") if settings.cold_l2 else "hot", "energy": settings.energy,
-        "layers": settings.layers,
-        **dataclasses.asdict(settings.rule),
+        "layers": settings.layers, **dataclasses.asdict(settings.rule),
     }  # fmt: skip
     return {
         "command": settings.command, "run_id": settings.run_id, "options": given(request.options), "settings": how,
@@ -188,8 +185,7 @@ def key_of_case(case: Case) -> CaseKey:
     shape, experts = case.shape, case.shape.experts
     mixture = (experts.count, experts.top_k) if experts else (None, None)
     sizes = (case.name, shape.hidden, shape.intermediate, *mixture)
-    values = (*sizes, case.tokens, case.dtype, case.scope, case.mode, case.seed)
-    return tuple(map(cell, values))
+    return tuple(map(cell, (*sizes, case.tokens, case.dtype, case.scope, case.mode, case.seed)))
 
 
 def key_of_row(row: Record | Mapping[str, str]) -> CaseKey:
@@ -232,8 +228,7 @@ class Remaining:
     def __init__(
         self, cases: Sequence[Case], fingerprints: Fingerprints, command: str, rows: Iterable[Mapping[str, str]] = ()
     ) -> None:
-        self._fingerprints = fingerprints
-        self._verb = verb(command)
+        self._fingerprints, self._verb = fingerprints, verb(command)
         self._earlier: dict[CaseKey, dict[str, Mapping[str, str]]] = {}
         for row in rows:
             if verb(row["command"]) == self._verb:
@@ -249,8 +244,7 @@ class Remaining:
         return [self._earlier.get(case, {}).get(cell(name), {}) for name in self._fingerprints.names]
 
     def _finished(self, case: CaseKey) -> bool:
-        rows = self._kept(case)
-        names = self._fingerprints.names
+        rows, names = self._kept(case), self._fingerprints.names
         wanted = [self._fingerprints.now(case, name, row) for name, row in zip(names, rows, strict=True)]
         return [row.get("fingerprint") for row in rows] == wanted and len({row["run_id"] for row in rows}) == 1
 

@@ -104,8 +104,7 @@ def _measured(command: str, implementation: str | Implementation, options: dict[
         lines = [f"{row.shape} {row.tokens} tokens {row.dtype} {row.scope}: {row.status}: {row.reason}" for row in rows]
         return "\n".join([f"{command} of {address} {headline}:", *lines])
 
-    wrong = [row for row in found.records if row.status in {Status.INCORRECT, Status.ERROR}]
-    if wrong:
+    if wrong := [row for row in found.records if row.status in {Status.INCORRECT, Status.ERROR}]:
         pytest.fail(said("failed", wrong), pytrace=False)
     mine = [row for row in found.records if row.implementation != row.baseline] or list(found.records)
     absent = [row for row in mine if row.status != Status.OK]

@@ -75,11 +75,6 @@ class Request:
     workload: Workload = field(default_factory=dict)
     """How often each token count was seen, where --workload says it."""
 
-    @property
-    def asked(self) -> frozenset[str]:
-        """The implementations that --impl names: a baseline that is measured along with them is none."""
-        return asked(self.options.impl, self.implementations)
-
 
 @contextmanager
 def requested(
@@ -92,11 +87,9 @@ def requested(
     timing, workload = _check_request(command, options)
     checked()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    with _places_of(options, command == "verify", say) as places:
+    with closing(_places_of(options, command == "verify", say)) as places:
         device = places.device
         cases = _cases_of(command, options, device.type, list(workload) or None)
-        if timing:
-            _check_timing(timing, command, device.type)
         settings = _settings_of(command, options, device, line)
         beside = {settings.baseline_of(case) for case in cases} if timing else ()
         chosen = implementations_of(options, {case.scope for case in cases}, beside)
@@ -148,27 +141,23 @@ def _check_request(command: str, options: SweepOptions) -> tuple[TimingOptions |
     else:
         kind = device_type("cuda" if options.gpus else options.device)
         _cases_of(command, options, kind, list(workload) or None)
-        if timing:
-            _check_timing(timing, command, kind)
     return timing, workload
 
 
 @contextmanager
 def _locked(timing: TimingOptions | None, device: torch.device) -> Iterator[None]:
     """The GPU's clock held at what --lock-clocks says."""
-    if timing is None or timing.lock_clocks is None:
-        yield
-        return
     from swiglu_bench.machine.system import Gpu, NoAnswer
 
-    said = f"--lock-clocks {timing.lock_clocks}"
-    if device.type != "cuda" or timing.gpus or timing.ray:
-        raise BadInput(f"{said} holds the clock of one GPU; leave --gpus and --ray out, or --lock-clocks.")
     with ExitStack() as held:
-        try:
-            held.enter_context(Gpu(device).locked(timing.lock_clocks))
-        except NoAnswer as error:
-            raise BadInput(f"{said}: the driver refuses it ({error}); run as root, or leave it out.") from None
+        if timing and timing.lock_clocks is not None:
+            said = f"--lock-clocks {timing.lock_clocks}"
+            if device.type != "cuda" or timing.gpus or timing.ray:
+                raise BadInput(f"{said} holds the clock of one GPU; leave --gpus and --ray out, or --lock-clocks.")
+            try:
+                held.enter_context(Gpu(device).locked(timing.lock_clocks))
+            except NoAnswer as error:
+                raise BadInput(f"{said}: the driver refuses it ({error}); run as root, or leave it out.") from None
         yield
 
 
@@ -226,8 +215,7 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
     rule = Rule(warmup_rounds=timing.warmup, budget_s=timing.budget, rest_s=REGIMES[timing.regime])
     if timing.rounds is not None:
         rule = dataclasses.replace(rule, min_rounds=timing.rounds, max_rounds=timing.rounds, min_s=0.0)
-    sanitizer = isinstance(options, VerifyOptions) and options.sanitize
-    if sanitizer:
+    if sanitizer := isinstance(options, VerifyOptions) and options.sanitize:
         from swiglu_bench.worker import one_call
 
         for name in ("gpus", "ray", "in_process", "detail"):
@@ -264,25 +252,19 @@ def device_type(name: str | None) -> str:
     return "cpu" if gpu_index(name, len(gpus)) is None else "cuda"
 
 
-@contextmanager
-def _places_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Places]:
-    gpus, address = options.gpus, options.ray
-    places: Places
-    if gpus is not None:
+def _places_of(options: SweepOptions, interpret: bool, say: Say) -> Places:
+    if options.gpus is not None:
         from swiglu_bench.worker import places as where
 
-        places = where.SeveralGpus(where.gpus(gpus), say)
-    elif address is not None:
+        return where.SeveralGpus(where.gpus(options.gpus), say)
+    if options.ray is not None:
         from swiglu_bench.worker.ray_cluster import RayCluster
 
-        places = RayCluster(address, options.device, say, {"TRITON_INTERPRET": "1"} if interpret else {})
-    else:
-        device = find_device(options.device, interpret)
-        from swiglu_bench.worker.places import OneDevice  # which imports Triton
+        return RayCluster(options.ray, options.device, say, {"TRITON_INTERPRET": "1"} if interpret else {})
+    device = find_device(options.device, interpret)
+    from swiglu_bench.worker.places import OneDevice  # which imports Triton
 
-        places = OneDevice(device, say, options.in_process)
-    with closing(places):
-        yield places
+    return OneDevice(device, say, options.in_process)
 
 
 def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Sequence[int] | None) -> list[Case]:
@@ -323,18 +305,17 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
     unfit = [case for case in cases if case.shape.experts and case.precision not in FOR_EXPERTS]
     if unfit and (options.shapes is not None or options.scope is not None):
         fitting = ", ".join(precision.value or "bf16" for precision in FOR_EXPERTS)
-        raise BadInput(
-            f"--precision {unfit[0].precision} is for dense blocks; for the experts of {unfit[0].shape.name} give "
-            f"one of {fitting}."
-        )
+        told = f"for the experts of {unfit[0].shape.name} give one of {fitting}"
+        raise BadInput(f"--precision {unfit[0].precision} is for dense blocks; {told}.")
+    if isinstance(options, TimingOptions):
+        _check_timing(options, command, device_type)
     return [case for case in cases if case not in unfit]
 
 
 def _check_precision(options: SweepOptions) -> None:
     if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
         raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
-    others = [scope for scope in split([options.scope or ""]) if scope not in QUANTISED]
-    if others:
+    if others := [scope for scope in split([options.scope or ""]) if scope not in QUANTISED]:
         told = ", ".join(QUANTISED)
         raise BadInput(f"--precision is for the scopes {told}, and --scope names {others[0]}; leave it out.")
 
@@ -349,8 +330,7 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
             kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
             instead = "leave --scope out" if shape.experts else f"give one of {', '.join(DENSE)}"
             raise BadInput(f"--scope {', '.join(scopes)}: {shape.name} {kind}; {instead}.")
-    lost = [scope for scope in scopes if not any(_fitting([scope], shape) for shape in shapes)]
-    if lost:
+    if lost := [scope for scope in scopes if not any(_fitting([scope], shape) for shape in shapes)]:
         raise BadInput(f"--scope {lost[0]}: none of the shapes has it; give one that has, or leave {lost[0]} out.")
 
 
@@ -445,13 +425,12 @@ def _elsewhere(
         python = asked.get(spec.rpartition(":")[2], "")
         return dataclasses.replace(court.declare(spec, limit_s, python), python=python)
 
-    chosen = choose(load_file=load_file)
-    chosen = under(chosen, asked, lambda known: court.declare(known, limit_s, known.python))
+    chosen = under(choose(load_file=load_file), asked, lambda known: court.declare(known, limit_s, known.python))
     return [*chosen, *with_packages(chosen, packages, options.find_links)]
 
 
 def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
-    """The chosen implementations that --impl names; all where it was not given."""
+    """The chosen implementations that --impl names, not a baseline beside them; all where it was not given."""
     patterns = split(impl)
     return frozenset(
         known.name

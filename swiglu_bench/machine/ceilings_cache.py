@@ -84,10 +84,7 @@ class Limits:
         self, machine: Machine, device: torch.device, clock: Clock, refresh: bool = False, folder: Path | None = None
     ) -> None:
         """`refresh` measures everything again; `folder` is the user's cache folder unless given."""
-        self.machine = machine
-        self.device = device
-        self.clock = clock
-        self._refresh = refresh
+        self.machine, self.device, self.clock, self._refresh = machine, device, clock, refresh
         self.kept = True
         """Whether the cache folder could be read and written so far."""
         self._key = {
@@ -124,8 +121,7 @@ class Limits:
             return kept
         watch = LoadWatch()
         values = sorted(measure() for _ in range(2))
-        load = watch.load()
-        unsure = load.reason(self.device.type) if load else ""
+        unsure = load.reason(self.device.type) if (load := watch.load()) else ""
         if not unsure and values[1] > ALIKE * values[0]:
             unsure = f"Measured twice, they differ by {values[1] / values[0] - 1:.0%}."
         figure = MeasuredRate(value=values[1], at=now, unsure=unsure and f"The machine's limits are unsure. {unsure}")
@@ -154,10 +150,8 @@ class Limits:
 
     def _go_without(self, error: OSError) -> None:
         self.kept = False
-        warnings.warn(  # which Python shows once
-            f"{self.path.parent} cannot be used: {reason(error)}; each run measures the machine's limits anew.",
-            stacklevel=1,
-        )
+        told = f"{self.path.parent} cannot be used: {reason(error)}; each run measures the machine's limits anew."
+        warnings.warn(told, stacklevel=1)  # which Python shows once
 
 
 def ceilings(this: Machine, device: torch.device, dtype: torch.dtype, clock: Clock, refresh: bool = False) -> Ceilings:

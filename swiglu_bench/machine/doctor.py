@@ -221,8 +221,7 @@ def version_findings() -> Iterator[Finding]:
     yield _pairing()
     for tool, loss in (("nvcc", "CUDA sources cannot be compiled"), ("ncu", "kernels cannot be profiled")):
         place = shutil.which(tool)
-        advice = f"Without it {loss}; measuring does not need it."
-        yield _judged(tool, place or "not found", not place, WARN, advice)
+        yield _judged(tool, place or "not found", not place, WARN, f"Without it {loss}; measuring does not need it.")
 
 
 def _pairing() -> Finding:
@@ -234,8 +233,7 @@ def _pairing() -> Finding:
         return Finding(check, "this torch requires no triton" if triton else "triton is not installed", UNKNOWN)
     fits = named[0].specifier.contains(triton, prereleases=True)
     found = f"torch asks for triton{named[0].specifier}" + ("" if fits else f", {triton} is installed")
-    advice = "Install the triton that torch requires; compiled code may fail."
-    return _judged(check, found, not fits, FAIL, advice)
+    return _judged(check, found, not fits, FAIL, "Install the triton that torch requires; compiled code may fail.")
 
 
 def kernel_finding(device: torch.device) -> Finding:
@@ -253,14 +251,12 @@ def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     advice = "Samples and compiled kernels need room."
     yield _judged("free disk", f"{free / 2**30:.1f} GiB", free < FREE_DISK_BYTES, WARN, advice)
-    governor = file_value(sys_folder / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor is None:
+    if (governor := file_value(sys_folder / "devices/system/cpu/cpu0/cpufreq/scaling_governor")) is None:
         yield Finding("CPU governor", "not reported, as in a virtual machine", UNKNOWN)
     else:
         advice = "Host time and latency vary: `sudo cpupower frequency-set -g performance`."
         yield _judged("CPU governor", governor, governor == "powersave", WARN, advice)
-    load = look()
-    if load is None:
+    if (load := look()) is None:
         yield Finding("CPU load", "not known on this system", UNKNOWN)
     else:
         found = f"others use {load.others:.1f} of {load.cpus} CPUs, {load.steal:.0%} stolen"

@@ -110,9 +110,8 @@ def describe(device: torch.device) -> Machine:
 
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     nvml: Gpu | None = None
-    if gpu:
-        with contextlib.suppress(NoAnswer):
-            nvml = Gpu(device)
+    with contextlib.suppress(NoAnswer):
+        nvml = Gpu(device) if gpu else None
     found = without_torch(nvml) | {"cpu_threads": torch.get_num_threads(), "tuned_tiles": tuning.digest(device)}
     if gpu:
         found |= {
@@ -186,10 +185,9 @@ def installed(package: str) -> str:
 
     A folder on the path hides an installed package, whose metadata still speaks of that one.
     """
-    try:
-        known: importlib.metadata.Distribution | None = importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        known = None
+    known: importlib.metadata.Distribution | None = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        known = importlib.metadata.distribution(package)
     version = known.version if known else ""
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or not spec.origin or not spec.origin.endswith("__init__.py"):
@@ -211,5 +209,4 @@ def _own_version() -> str:
 
 
 def _cpu_name() -> str:
-    listed = file_value(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
-    return listed or platform.processor() or platform.machine()
+    return file_value(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$") or platform.processor() or platform.machine()

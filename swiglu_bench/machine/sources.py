@@ -71,17 +71,13 @@ class Loaded:
         folders = {os.path.join(place if os.path.isdir(place) else os.path.dirname(place), "") for place in found}
         packages = tuple(os.path.join(place, "") for place in found)
         for file in self._opened:  # thousands, of which few lie there
-            around = any(file.startswith(folder) and not _hidden(file[len(folder) :]) for folder in folders)
+            # Not through a hidden folder, as that of a cache is, and not to a hidden file.
+            around = any(file.startswith(folder) and f"{os.sep}." not in file[len(folder) - 1 :] for folder in folders)
             ending = os.path.splitext(file)[1]
             counted = ending == ".pyc" or (ending in CODE and file.startswith(packages))
             if around and not counted and os.path.isfile(file) and not _installed(file):
                 found.add(file)
         return sorted(found)
-
-
-def _hidden(file: str) -> bool:
-    """Whether a path leads through a hidden folder, as that of a cache is, or to a hidden file."""
-    return file.startswith(".") or f"{os.sep}." in file
 
 
 @functools.cache
@@ -116,11 +112,9 @@ def digests_now(listed: str, file: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in CODE and file.is_file())
+    inside = (file for file in path.rglob("*") if file.suffix in CODE and file.is_file())
     found = hashlib.sha256()
-    for file in files:
+    for file in sorted(inside) if path.is_dir() else [path]:
         try:
             content = file.read_bytes()
         except OSError:
@@ -148,8 +142,7 @@ def standing(version: str, root: Path = Path(__file__).parents[2]) -> tuple[str,
     commit, dirty = version.partition("+")[2].removesuffix("-dirty"), version.endswith("-dirty")
     if not commit or not (root / ".git").exists():
         return "", False
-    date = git(root, "log", "-1", "--format=%cs", commit, "--")
-    if date is None:
+    if (date := git(root, "log", "-1", "--format=%cs", commit, "--")) is None:
         return "of a commit that is not in this checkout", True
     kernels = ("--", "kernels/swiglu_kernels")
     since = len((git(root, "log", "--format=%h", f"{commit}..HEAD", *kernels) or "").split())
@@ -161,8 +154,7 @@ def standing(version: str, root: Path = Path(__file__).parents[2]) -> tuple[str,
 
 def git(root: Path, *arguments: str) -> str | None:
     """What git answers; None where it refuses, or is not there."""
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+        return done.stdout.strip()
+    return None

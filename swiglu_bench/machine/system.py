@@ -32,11 +32,10 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 def file_value(path: Path, pattern: str = r"^(\S+)") -> str | None:
     """The group of a pattern's first match in a file, by default the first word; None without the file or a match."""
-    try:
-        found = re.search(pattern, path.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return found[1] if found else None
+    with suppress(OSError):
+        if found := re.search(pattern, path.read_text(), re.MULTILINE):
+            return found[1]
+    return None
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def _process(pid: int) -> Process | None:
 def descendants(pid: int, known: Mapping[int, Process] | None = None) -> list[Process]:
     """What a process has started, and what that has."""
     known = census() if known is None else known
-    found: list[Process] = []
-    parents = {pid}
+    found, parents = list[Process](), {pid}
     while parents:
         children = [process for process in known.values() if process.parent in parents]
         found += children
@@ -81,8 +79,7 @@ class Offspring:
     """What a process has started, with what that has; each look reads only processes that are new."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._seen = pid, set[int]()
-        self._own = {pid}
+        self._pid, self._own, self._seen = pid, {pid}, set[int]()
 
     def escaped(self) -> list[int]:
         """Those that have left its group and go on when that is stopped."""
@@ -114,15 +111,13 @@ class CpuUse:
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         """Begin with these contenders' processes."""
-        self._pids = dict(pids)
-        self._began = time.monotonic()
+        self._pids, self._began = dict(pids), time.monotonic()
         self._before = self._escaped()
 
     def while_suspended(self) -> dict[str, float]:
         """By contender, the CPU time since the beginning over the time that has passed; those that used any."""
         passed = max(time.monotonic() - self._began, TICK_S)
-        now = self._escaped()
-        used = {name: now[name] - self._before.get(name, 0.0) for name in now}
+        used = {name: cpu_s - self._before[name] for name, cpu_s in self._escaped().items()}
         return {name: cpu_s / passed for name, cpu_s in used.items() if cpu_s > 0}
 
     def _escaped(self) -> dict[str, float]:
@@ -146,16 +141,12 @@ class LoadWatch:
 
     def __init__(self) -> None:
         self._cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        self._before = self._read()
-
-    @property
-    def known(self) -> bool:
-        """Whether this system tells it."""
-        return self._before is not None
+        self.before = self._read()
+        """None where this system does not tell it."""
 
     def load(self) -> Load | None:
         """So far; None where it cannot be known."""
-        before, now = self._before, self._read()
+        before, now = self.before, self._read()
         if before is None or now is None or now.at - before.at < TICK_S:
             return None
         seconds = now.at - before.at
@@ -181,7 +172,7 @@ class LoadWatch:
 def look(seconds: float = 0.3) -> Load | None:
     """The load of the moment, while this process waits."""
     watch = LoadWatch()
-    if watch.known:
+    if watch.before:
         time.sleep(seconds)
     return watch.load()
 
@@ -338,10 +329,9 @@ class Gpu:
 
     def maybe(self, question: Callable[[], T]) -> T | None:
         """The answer to a question, or None where there is none."""
-        try:
+        with suppress(NoAnswer):
             return question()
-        except NoAnswer:
-            return None
+        return None
 
     def name(self) -> str:
         """The model, as the driver names it."""

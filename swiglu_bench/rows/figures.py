@@ -68,8 +68,7 @@ class Figure:
     @property
     def described(self) -> tuple[str, str, str]:
         """How documents describe it: unit, what is better, and what it means."""
-        since = f"; since schema {self.since}" if self.since > 2 else ""
-        return self.unit, self.better, self.caption + since
+        return self.unit, self.better, self.caption + (f"; since schema {self.since}" if self.since > 2 else "")
 
 
 def figure(caption: str, unit: str = "", better: str = "", *, default: Any = None, **more: Any) -> Any:
@@ -148,8 +147,6 @@ def together(names: Sequence[str], between: str = "and") -> str:
 SIGNED = frozenset({"", "share", "nats", "°C", "UTC"})
 """Units of figures that may be negative or, where something is wrong, not finite."""
 RATIOS = frozenset({"ratio", "ratio_low", "ratio_high", "aa_ratio", "aa_low", "aa_high"})
-
-
 _hints = functools.cache(typing.get_type_hints)
 
 

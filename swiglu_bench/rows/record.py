@@ -362,9 +362,8 @@ class Record:
 
     # noise: one of many pairs of equal contenders
     pair: Count = figure("number of the pair", since=8)
-    floor: Number = figure("how far from 1 the 95% interval for one more equal process reaches, from the "
-        "baseline's additional processes",
-        since=8)
+    floor: Number = figure("how far from 1 the 95% interval for one more equal process reaches, from the baseline's "
+        "additional processes", since=8)
     detectable: Number = figure("the least true difference, faster or slower, that the pair would have shown", since=8)
 
     # audit: `verdict` is one of AuditVerdict
@@ -389,8 +388,7 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The row as its file has it: every column, in order."""
         layout = LAYOUTS[self.kind]
-        values = [getattr(self, name) for name in layout.columns()]
-        return dict(zip(layout.header(), values, strict=True))
+        return {column: getattr(self, name) for column, name in zip(layout.header(), layout.columns(), strict=True)}
 
     def end(self, status: Status, reason: str, lacking: str = "") -> Self:
         """Set the status and the reason; unless the row is ok, its figures are deleted.
@@ -485,9 +483,8 @@ class Record:
     @property
     def noise(self) -> float | None:
         """How far from 1 the interval of the A/A pair of these rounds reaches; None where there was no pair."""
-        if self.aa_low is None or self.aa_high is None:
-            return None
-        return max(abs(self.aa_low - 1), abs(self.aa_high - 1))
+        ends = [abs(end - 1) for end in (self.aa_low, self.aa_high) if end is not None]
+        return max(ends) if len(ends) == 2 else None
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -514,8 +511,7 @@ class FileLayout:
     samples: str = ""
     """The file with the samples of the rows; empty: there is none."""
     called: Mapping[str, str] = field(default_factory=dict)
-    """The figure of each column whose name in this file is not the figure's; "" for a column that only old files have.
-    """
+    """The figure of each column that is named otherwise in this file; "" for a column that only old files have."""
 
     def columns(self, schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
         """The figures that the file has at a schema version."""
@@ -546,7 +542,6 @@ class GpuState:
 class TensorCheck:
     """The verdict on one tensor: `output` or the gradient of one input. Errors of elements are over the truth's rms."""
 
-    # fmt: off
     tensor: str = key("`output`, the input whose gradient it is, or `conduct` for a failure that belongs to no tensor")
     ok: bool = key("whether it passed")
     error: float = key("‖value − truth‖ ÷ ‖truth‖; the worse of the two sets of inputs")
@@ -563,7 +558,6 @@ class TensorCheck:
     worst_index: tuple[int, ...] = figure("index of the element with the largest error", default=())
     loss: Number = figure("with quantised operands: the tensor's relative error from the truth of the unquantised ones")
     eager_loss: Number = figure("the same for eager PyTorch, which quantises nothing")
-    # fmt: on
 
     @property
     def used(self) -> float:
@@ -575,10 +569,8 @@ class TensorCheck:
 FIGURES = figures(Record)
 _names = tuple(FIGURES)
 LAYOUTS = {
-    "run": FileLayout(
-        "records.csv", _names[: _names.index("schema") + 1],
-        ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation"), "samples.csv",
-    ),
+    "run": FileLayout("records.csv", _names[: _names.index("schema") + 1],
+        ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation"), "samples.csv"),
     "tp": FileLayout("tp.csv", (
         "run_id", "shape", "hidden", "intermediate", "tokens", "dtype", "mode", "seed", "ranks", "sequence_parallel",
         "implementation", "status", "reason", "experts", "time_ms", "time_p10_ms", "time_p90_ms", "rounds",
@@ -595,17 +587,14 @@ LAYOUTS = {
         *_names[_names.index("block_share") : _names.index("difference_low")], "saved_bytes", "peak_bytes", "device",
         "torch", "triton", "version", "timestamp", "precision", "difference_low", "difference_high",
     ), ("run_id", "implementation"), called=dict.fromkeys(("block_ratio", "expected_ratio", "as_expected"), "")),
-    "seeds": FileLayout(
-        "runs.csv", ("implementation", "seed", "steps", "parameters", "held_out_loss", "metric_mean", "seconds"),
-        ("implementation", "seed"), "train.csv", {"metric": "metric_mean"},
-    ),
+    "seeds": FileLayout("runs.csv",
+        ("implementation", "seed", "steps", "parameters", "held_out_loss", "metric_mean", "seconds"),
+        ("implementation", "seed"), "train.csv", {"metric": "metric_mean"}),
     "workload": FileLayout("workload.csv", (
         "shape", "scope", "mode", "dtype", "implementation", "baseline", "time_ms", "ratio", "ratio_low", "ratio_high",
-        "verdict", "reason",
-    )),
-    "noise": FileLayout("noise.csv", (
-        "pair", "time_ms", "ratio", "ratio_low", "ratio_high", "floor", "verdict", "detectable", "rounds", "stopped_by",
-    ), called={"noise": "floor"}),
+        "verdict", "reason")),
+    "noise": FileLayout("noise.csv", ("pair", "time_ms", "ratio", "ratio_low", "ratio_high", "floor", "verdict",
+        "detectable", "rounds", "stopped_by"), called={"noise": "floor"}),
     "audit": FileLayout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
 }  # fmt: skip
 """By kind of row, as JSON calls it."""
@@ -622,8 +611,7 @@ def row_of(kind: str, about: About, **columns: Any) -> Record:
 
 def _of_tp(about: About, columns: About) -> dict[str, Any]:
     """The scope says how the block is split, as `mlp-tp4-sp` or `experts-ep4`."""
-    runs = {run.get("run_id"): run for run in (*about.get("earlier", ()), about)}
-    run = runs.get(columns["run_id"], {})
+    run = {run.get("run_id"): run for run in (*about.get("earlier", ()), about)}.get(columns["run_id"], {})
     ranks, split = columns["ranks"], "-sp" * columns["sequence_parallel"]
     return {
         "command": str(run.get("command", "swiglu-bench tp")),

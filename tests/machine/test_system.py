@@ -33,8 +33,8 @@ def test_what_this_process_and_its_children_use_is_not_others() -> None:
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     mine = watch._read()
     assert mine
-    assert watch._before
-    assert mine.own - watch._before.own > 0.5, "of the second of CPU time that the child has used"
+    assert watch.before
+    assert mine.own - watch.before.own > 0.5, "of the second of CPU time that the child has used"
 
 
 @needs_proc

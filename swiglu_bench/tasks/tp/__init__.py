@@ -19,7 +19,7 @@ the number of ranks where the wires are the limit, and so compares with what a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -58,10 +58,8 @@ class SplitCase(Case):
     def local(self) -> SplitCase:
         """As one rank computes it: with its part of the intermediate dimension, or of the experts."""
         if experts := self.shape.experts:
-            shape = replace(self.shape, experts=replace(experts, count=experts.count // self.ranks))
-        else:
-            shape = replace(self.shape, intermediate=self.shape.intermediate // self.ranks)
-        return replace(self, shape=shape)
+            return replace(self, shape=replace(self.shape, experts=replace(experts, count=experts.count // self.ranks)))
+        return replace(self, shape=replace(self.shape, intermediate=self.shape.intermediate // self.ranks))
 
     def collectives(self, by_sequence: bool) -> tuple[Collective, ...]:
         """Those of one call, in order."""
@@ -98,22 +96,18 @@ def cases_of(
             if number % size:
                 divisors = [divisor for divisor in (2, 4, 8, 16, 32, 64) if number % divisor == 0] or [1]
                 odd = f"{shape.name}'s {what} {number} is not divisible by {size}"
-                raise BadInput(f"--gpus: {odd}; give one of {_listed(divisors)}.")
-        wrong = [count for count in tokens or () if by_sequence and count % size]
-        if wrong:
+                raise BadInput(f"--gpus: {odd}; give one of {', '.join(map(str, divisors))}.")
+        if wrong := [count for count in tokens or () if by_sequence and count % size]:
             odd = f"{wrong[0]} tokens are not divisible by {size} ranks, which sequence parallelism needs"
             raise BadInput(f"--tokens: {odd}; give multiples of {size}, or --sequence-parallel no.")
     cases = expand(shapes, scopes=[Scope.MLP, Scope.EXPERTS], modes=modes, dtypes=dtypes, tokens=tokens, seed=seed)
     kept = [case for case in cases if not by_sequence or all(case.tokens % size == 0 for size in sizes)]
     if not kept:
-        raise BadInput(f"--tokens: none of the shapes' own token counts is divisible by {_listed(sizes)}; give some.")
+        listed = ", ".join(map(str, sizes))
+        raise BadInput(f"--tokens: none of the shapes' own token counts is divisible by {listed}; give some.")
     kept.sort(key=lambda case: (shapes.index(case.shape), case.mode != Mode.FORWARD, case.mode))
     values = [{field.name: getattr(case, field.name) for field in fields(Case)} for case in kept]
     return [SplitCase(**of_case, ranks=size, ways=ways) for size in sizes for of_case in values]
-
-
-def _listed(values: Iterable[int]) -> str:
-    return ", ".join(map(str, values))
 
 
 class Collective(StrEnum):
@@ -124,14 +118,11 @@ class Collective(StrEnum):
     REDUCE_SCATTER = "reduce-scatter"
     ALL_TO_ALL = "all-to-all"
 
-    def bus_factor(self, ranks: int) -> float:
-        """Bytes over each rank's wires, as a multiple of the whole tensor's."""
-        return {Collective.ALL_REDUCE: 2.0, Collective.ALL_TO_ALL: 1 / ranks}.get(self, 1.0) * (ranks - 1) / ranks
-
 
 def bus_bytes(these: tuple[Collective, ...], size_bytes: int, ranks: int) -> float:
     """What they put on each rank's wires, for tensors of `size_bytes`."""
-    return sum(kind.bus_factor(ranks) for kind in these) * size_bytes
+    factors = {Collective.ALL_REDUCE: 2.0, Collective.ALL_TO_ALL: 1 / ranks}
+    return sum(factors.get(kind, 1.0) * (ranks - 1) / ranks for kind in these) * size_bytes
 
 
 def key(name: str, kind: Splitting) -> str:

@@ -103,8 +103,7 @@ class RankCourt:
         self.__dict__.pop("judges", None)
         forget_compiled()
         gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def on_all(self, action: Callable[[], Any], whose: str = "") -> list[Any]:
         """What all ranks return; raises ContenderFailed and GroupLost. It is told before `whose` code runs."""
@@ -193,8 +192,7 @@ class RankContender(Workbench, Contender):
             finally:
                 self.conduct()  # puts back what is not its own
 
-        found: R = merged(self._court.on_all(answer, self.implementation.name))
-        return found
+        return cast(R, merged(self._court.on_all(answer, self.implementation.name)))
 
     def tell(self, method: str, *arguments: Any) -> str:
         """As Contender has it."""
@@ -240,8 +238,7 @@ class RankContender(Workbench, Contender):
 
         def run() -> Tensor:
             call.run(nullcontext)
-            output: Tensor = call.results()["output"]
-            return output
+            return cast(Tensor, call.results()["output"])
 
         return MemoryReport(**dataclasses.asdict(measure_memory(self._problem.device, run, None)))
 
@@ -253,17 +250,15 @@ class RankContender(Workbench, Contender):
 class RankRoundJudge(RoundJudge):
     """Draws alike on all ranks."""
 
-    def __init__(self, court: RankCourt, names: Callable[[str], Sequence[str]]) -> None:
-        super().__init__(court, names)
-        self._group = court.group
+    court: RankCourt
 
     def draw(self, number: int, name: str) -> Draw:
         """As rank 0 draws."""
-        return self._group.first(super().draw(number, name))
+        return self.court.group.first(super().draw(number, name))
 
     def judge(self) -> dict[str, Exception]:
         """Whether a round is judged in full, is rank 0's lot too."""
-        self._full_share = float(self._group.first(random.SystemRandom().random() < FULL_SHARE))
+        self._full_share = float(self.court.group.first(random.SystemRandom().random() < FULL_SHARE))
         return super().judge()
 
 

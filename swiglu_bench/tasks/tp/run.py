@@ -219,27 +219,21 @@ class _SplitCase:
             rounds.timings[name].failure = rounds.timings[name].failure or error
         changed = court.judge.changed_weights("any")
         for row in self._sound():
+            name = key(row.implementation, row.sequence_parallel)
+            failure = rounds.timings[name].failure
             if changed:
                 row.end(Status.ERROR, "The weights were changed while the case ran.")
+            elif isinstance(failure, WrongResult):
+                row.end(Status.INCORRECT, f"{failure} in the timed loop.")
+            elif failure:
+                row.end(Status.ERROR, f"In the timed loop: {failure}.")
             else:
-                name = key(row.implementation, row.sequence_parallel)
-                self._close(row, rounds.timings[name].failure, *self._judged[name])
+                try:
+                    row.note_checks(self._admitting.check_again(*self._judged[name]), " after it was timed")
+                except FAILURES as error:
+                    row.end(Status.ERROR, f"After it was timed: {error}.")
         for row in self._sound():
             fill(row, rounds, case, gbps[row.sequence_parallel])
-
-    def _close(
-        self, row: Record, failure: BaseException | None, contender: RankContender, gradients: tuple[str, ...]
-    ) -> None:
-        """End the row of one that failed in the rounds, or does so after them."""
-        if isinstance(failure, WrongResult):
-            row.end(Status.INCORRECT, f"{failure} in the timed loop.")
-        elif failure:
-            row.end(Status.ERROR, f"In the timed loop: {failure}.")
-        else:
-            try:
-                row.note_checks(self._admitting.check_again(contender, gradients), " after it was timed")
-            except FAILURES as error:
-                row.end(Status.ERROR, f"After it was timed: {error}.")
 
 
 def _take_unjudged(contender: RankContender, judge: RankRoundJudge, number: int, lead_us: float) -> Sample:
@@ -257,8 +251,7 @@ def take_part(send: Send, work: Work, cases: Sequence[SplitCase], skipped: Mappi
     court.tell = lambda doing, share: send("at", (doing, share))
     court.tell_whose = partial(send, "whose")
     for case in cases:
-        rows = court.run(work.task, case, work.implementations)
-        send("rows", [as_data(row) for row in rows])
+        send("rows", [as_data(row) for row in court.run(work.task, case, work.implementations)])
 
 
 def as_data(row: Record) -> dict[str, Any]:
@@ -286,8 +279,7 @@ class RankGroups(OneDevice):
     ) -> None:
         """`cases` are all that the loop will give, in their order; `skipped` has who takes no part, and why."""
         super().__init__(device, say)
-        self._cases, self._always_skipped = cases, skipped
-        self._skipped = dict(skipped)
+        self._cases, self._always_skipped, self._skipped = cases, skipped, dict(skipped)
         self._ranks: LocalRanks | None = None
         self._heard: Iterator[tuple[str, Any]] = iter(())
         self._given_up = ""
@@ -299,8 +291,7 @@ class RankGroups(OneDevice):
 
     def start(self, work: Work, changed: Callable[[], object]) -> None:
         """As Places has it."""
-        self._work, self._changed = work, changed
-        self._large = too_large(self._cases, work.settings)
+        self._work, self._changed, self._large = work, changed, too_large(self._cases, work.settings)
         for number in range(max(case.ranks for case in self._cases) if self.device.type == "cuda" else 0):
             gpu = torch.device("cuda", number)
             self._held.enter_context(locks.device(gpu, work.settings.command, work.wait, self._say))
@@ -356,9 +347,12 @@ class RankGroups(OneDevice):
             elif kind == "whose":
                 self._whose = value
             else:
-                self.doing[0] = (f"{case.ranks} ranks, {value[0]}", value[1])
-                self._changed()
+                self._tell(*value)
         raise GroupLost("it ended before its last case")
+
+    def _tell(self, doing: str, share: float) -> None:
+        self.doing[0] = (f"{self._size} ranks, {doing}", share)
+        self._changed()
 
     def _none(self, case: SplitCase, status: Status, reason: str) -> list[Record]:
         """The rows of a case for which nothing is measured."""
@@ -379,15 +373,11 @@ class UnderTorchrun(RankGroups):
         self._work, self._changed, self._large = work, changed, {}
         self._held.enter_context(locks.device(self.device, work.settings.command, False, self._say))
         self._ranked = RankCourt.join(work, self._skipped)
+        self._ranked.tell = self._tell
         self._held.callback(self._ranked.end)
         self.met(self._ranked.machines)
 
     def _from_group(self, case: SplitCase) -> list[Record]:
-        def tell(doing: str, share: float) -> None:
-            self.doing[0] = (f"{case.ranks} ranks, {doing}", share)
-            self._changed()
-
-        self._ranked.tell = tell
         return list(self._ranked.run(self._work.task, case, self._work.implementations))
 
 
@@ -416,8 +406,7 @@ def perform(
         shown.close()
         if into.folder and into.files and len({row["ranks"] for row in into.files.rows()}) > 1:
             screen.say(pictures.save_scaling(into.folder, [known.name for known in work.implementations]))
-    status = ending.status(into, shown.records, asked, "timed", what="Rows, samples and machines")
-    return status, run, shown.records
+    return ending.status(into, shown.records, asked, "timed", what="Rows, samples and machines"), run, shown.records
 
 
 def _earlier(folder: Path) -> dict[str, Any]:

@@ -51,8 +51,7 @@ class TrainingRun:
         }  # fmt: skip
         self.about: dict[str, Any] = {"command": command, "run_id": machine.run_id(started), "settings": settings}
         self.about["machine"] = self.machine.as_dict()
-        self.rows: list[Record] = []
-        self.trainees: list[Trainee] = []
+        self.rows, self.trainees = list[Record](), list[Trainee]()
         eager, *others = chosen
         for title, each in ((eager.name, eager), (PERMUTED, eager), *((other.name, other) for other in others)):
             self._enter(title, each, model, started)

@@ -97,8 +97,7 @@ class Block(nn.Module):
 
     def __init__(self, trainee: Trainee, case: Case, weights: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
-        self.trains_weights = trainee.implementation.trains == "everything"
-        self._dtype = torch_dtype(case)
+        self.trains_weights, self._dtype = trainee.implementation.trains == "everything", torch_dtype(case)
         case = _scoped(trainee.implementation, case)
         weights = _permuted(weights) if trainee.permuted else weights
         step, leaves = self._build(trainee.implementation, case, weights)
@@ -128,8 +127,7 @@ class Block(nn.Module):
 
     def check_gradients(self) -> None:
         """After a backward: raise RuntimeError where a weight that is to be trained has no gradient."""
-        missing = [name for name, master in self.masters.items() if self.trains_weights and master.grad is None]
-        if missing:
+        if missing := [name for name, master in self.masters.items() if self.trains_weights and master.grad is None]:
             raise RuntimeError(f"it yields no gradient for {', '.join(missing)}")
 
     def _build(

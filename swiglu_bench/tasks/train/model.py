@@ -225,8 +225,7 @@ class Experiment:
     def loss(self, network: nn.Module, batch: Batch, rows: int | None = None) -> tuple[Tensor, Tensor]:
         """Mean loss over the batch or its first rows, and their logits; products are in the dtype, by autocast."""
         inputs, targets = batch
-        enabled = self.dtype is not Dtype.FLOAT32
-        with torch.autocast(self.device.type, torch_dtype(self.case), enabled=enabled):
+        with torch.autocast(self.device.type, torch_dtype(self.case), enabled=self.dtype is not Dtype.FLOAT32):
             if isinstance(self.workload, Llama):  # each token is to predict the next one
                 logits, targets = network(input_ids=inputs).logits[:, :-1], targets[:, 1:]
             else:

@@ -177,8 +177,7 @@ def _enter(model: FittedModel, seed: int, rounds: Rounds, steps: int, twin: Inte
     row.step_ms = percentile(times_ms, 50) / steps
     row.rate = experiment.workload.tokens / row.step_ms * 1e3
     row.verdict, row.rounds, row.stopped_by = "baseline", len(times_ms), rounds.stopped_by
-    ratio = rounds.ratio(row.implementation, BASELINE) if row.implementation != BASELINE else None
-    if ratio:
+    if ratio := rounds.ratio(row.implementation, BASELINE) if row.implementation != BASELINE else None:
         row.ratio, row.ratio_low, row.ratio_high = ratio.median, ratio.low, ratio.high
         row.verdict = verdict(ratio, twin.noise).value
     row.aa_low, row.aa_high = twin.low, twin.high
@@ -266,8 +265,7 @@ def spread(values: Collection[float]) -> float | None:
 
 def enter_curve(row: Record, own: Finals, eager: Finals, permuted: Finals) -> None:
     """Enter how its curves compare with eager's from the same seeds; a loss that is not finite differs."""
-    differences = [own[seed] - eager[seed] for seed in sorted(own.keys() & eager.keys())]
-    if not differences:
+    if not (differences := [own[seed] - eager[seed] for seed in sorted(own.keys() & eager.keys())]):
         return
     row.difference, largest = statistics.fmean(differences), max(map(abs, differences))
     if len(differences) > 1 and math.isfinite(row.difference):
