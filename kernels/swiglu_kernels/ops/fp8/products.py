@@ -31,14 +31,15 @@ UNKNOWN: MaximaOf = ((None, None), (None, None), (None, None))
 
 
 def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
-    """Write a b^T to out by PyTorch; by blocks, out may have rows up to a multiple of ROWS, or memory for them."""
+    """Write a b^T to out by PyTorch; by blocks, out may have rows up to a multiple of ROWS."""
     (codes, scales), (b_codes, b_scales) = a, b
     if scales.dim() == 1:
         scales, b_scales = scales[:, None], b_scales[:, None]
     else:
         rows, columns = up_to(len(codes), ROWS), len(b_codes)
         if len(out) < rows:
-            out = out.as_strided((rows, columns), (columns, 1))
+            out.copy_(_multiplied(a, b))
+            return
         of_weight, blocks = len(b_scales) != columns, scales.shape[1]
         scales = scales.as_strided((rows, blocks), (1, rows))
         b_scales = lines_of(b_scales) if of_weight else b_scales
@@ -51,6 +52,13 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
             internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
             return
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
+
+
+def _multiplied(a: Quantised, b: Quantised) -> torch.Tensor:
+    """Return a b^T; by blocks, there is memory behind for rows up to a multiple of ROWS, so that nothing is copied."""
+    out = _new_product(a, len(b[0]))
+    _multiply(a, b, out)
+    return out.resize_(len(a[0]), len(b[0]))  # no view, which autograd would not let users change in place
 
 
 def _multiply_codes(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
@@ -89,15 +97,15 @@ def _clear_behind(codes: torch.Tensor) -> None:
     lines_of(codes.view(torch.uint8))[:, codes.shape[1] :].zero_()
 
 
-def _new_product(a: Quantised, like: torch.Tensor, columns: int) -> torch.Tensor:
+def _new_product(a: Quantised, columns: int) -> torch.Tensor:
     """Return what `_multiply` writes as it is: with a's rows, by blocks up to a multiple of ROWS."""
     codes, scales = a  # a series hands over plain tuples
     rows = len(codes)
-    return like.new_empty(up_to(rows, ROWS) if scales.dim() == 2 else rows, columns)
+    return codes.new_empty((up_to(rows, ROWS) if scales.dim() == 2 else rows, columns), dtype=torch.bfloat16)
 
 
 def _multiply_blocks(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
-    second = _new_product(a, out, out.shape[1])
+    second = _new_product(a, out.shape[1])
     first = out if len(second) == len(out) else torch.empty_like(second)
     _multiply(a, b, first)
     _multiply(more_a, more_b, second)
@@ -108,7 +116,7 @@ def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
     """Return gate and up by PyTorch, in preactivations unless these are empty."""
     x, *weights = operands
     rows, columns = len(x.codes), len(weights[0].codes)
-    made = [product if product.numel() else _new_product(x, product, columns) for product in preactivations]
+    made = [product if product.numel() else _new_product(x, columns) for product in preactivations]
     for weight, product in zip(weights, made, strict=True):
         plan.apply(_multiply, x, weight, product)
     gate, up = (product[:rows] for product in made)
@@ -170,7 +178,7 @@ def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Ten
         halves = (Quantised(b.codes[:half], b.scales[:half]), Quantised(b.codes[half:], b.scales[half:]))
         _launch_by_hand((a, *halves), None, (out[:, :half], out[:, half:]))
     elif choice.why_not_by_torch(a, b, out.dtype, bias is not None) is None:
-        plan.apply(_multiply, a, b, out)
+        plan.apply(_multiply, a, b, out, returning=_multiplied)
     else:
         run(sum_launch, a, b, None, out, bias)
 
@@ -198,7 +206,7 @@ def write_hidden_grad(
     """
     d_gate = gradients[0]
     if choice.why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
-        d_h = _new_product(d_out, d_gate, d_gate.shape[1])
+        d_h = _new_product(d_out, d_gate.shape[1])
         blocks = d_out.scales.dim() == 2
         plan.apply(_multiply if blocks else _multiply_codes, d_out, w_down, d_h)
         scales = (None, None) if blocks else (d_out.scales, w_down.scales)

@@ -159,19 +159,12 @@ def wanted_of(needs: Sequence[bool], weight_grad: str) -> list[str]:
 
 
 def outputs(given: Operands, options: Chosen) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate the result, gate and up; gate and up are empty unless they are kept.
-
-    By blocks their memory goes on for as many more rows as PyTorch's product writes, up to a multiple of four.
-    """
+    """Allocate the result, gate and up; gate and up are empty unless they are kept."""
     x, size = given.x, _intermediate(given.w_gate, options.layout)
     dtype = x.dtype if given.s_x is None else torch.bfloat16
     kept = (x.shape[0], size) if options.save == "preact" else (0, 0)
     out = x.shape[0], size if given.w_down is None else given.w_down.shape[0]
-    room = -x.shape[0] % 4 if options.recipe.startswith("blockwise") else 0
-    made, gate, up = (x.new_empty((rows + room, columns), dtype=dtype) for rows, columns in (out, kept, kept))
-    if room:  # no view, which autograd would not let users change in place
-        made, gate, up = made.resize_(out), gate.resize_(kept), up.resize_(kept)
-    return made, gate, up
+    return x.new_empty(out, dtype=dtype), x.new_empty(kept, dtype=dtype), x.new_empty(kept, dtype=dtype)
 
 
 def check_operands(tensors: Sequence[Any], layout: str, with_down: bool) -> Operands:

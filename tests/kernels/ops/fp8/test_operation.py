@@ -257,23 +257,23 @@ def test_calls_of_a_kind_are_made_again(recipe, by_torch, monkeypatch):
     kept = [fp8.quantise(weight, recipe, weight=True) for weight in inputs[1:]]
 
     def calls():
-        with torch.no_grad():
-            inferred = swiglu_mlp_fp8(inputs[0], *kept, recipe=recipe)
+        inferred = swiglu_mlp_fp8(inputs[0].detach(), *kept, recipe=recipe)
         out = swiglu_mlp_fp8(*inputs, recipe=recipe)
         return inferred, out, *torch.autograd.grad(out, inputs, torch.ones_like(out))
 
-    expected, checked, check = calls(), [], fp8._given
-    monkeypatch.setattr(fp8, "_given", lambda *given: checked.append("") or check(*given))
+    expected, called = calls(), []
+    for name in ("_given", "_by_rows_of"):
+        made = getattr(fp8, name)
+        monkeypatch.setattr(fp8, name, lambda *given, name=name, made=made: called.append(name) or made(*given))
     with as_on_a_gpu():
         for _ in range(3):
             assert all(map(torch.equal, calls(), expected))
-    assert len(checked) == 2, "one of each kind"
+    assert sorted(called) == ["_by_rows_of"] * 4 + ["_given"] * 2, "checked once of each kind, the next is the record"
 
 
 def test_operator_conventions():
     for recipe, weight in (("rowwise", False), ("blockwise", False), ("blockwise", True)):
-        given = problem(3)[1], recipe, weight
-        opcheck(fp8._quantise._overload, given, test_utils=("test_schema", "test_faketensor"))
+        opcheck(fp8._quantise._overload, (problem(3)[1], recipe, weight), test_utils=("test_schema", "test_faketensor"))
 
 
 def zeros(*shape: int) -> torch.Tensor:
