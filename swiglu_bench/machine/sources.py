@@ -41,10 +41,14 @@ MOST_OPENED = 10_000
 
 
 class Loaded:
-    """What a process loads, from now on, from outside the installed packages: modules, and files that lie with them."""
+    """What a process loads, from now on, from outside the installed packages: modules, and files that lie with them.
 
-    def __init__(self) -> None:
+    What lies in one of the folders `made` does not count: compilers keep there what they make from these.
+    """
+
+    def __init__(self, made: Iterable[str] = ()) -> None:
         self._before, self._opened = set(sys.modules), set[str]()
+        self._made = tuple(os.path.join(os.path.abspath(folder), "") for folder in made)
         _installed_in()  # while nothing lies in front of what is installed
         sys.addaudithook(self._hear)
 
@@ -77,7 +81,7 @@ class Loaded:
             counted = ending == ".pyc" or (ending in CODE and file.startswith(packages))
             if around and not counted and os.path.isfile(file) and not _installed(file):
                 found.add(file)
-        return sorted(found)
+        return sorted(place for place in found if not place.startswith(self._made))
 
 
 @functools.cache

@@ -108,7 +108,7 @@ class Role:
         What fails to import fails again, and is told, at the build; its own file has to load here.
         """
         answers_by = pkgutil.resolve_name(bench)
-        self._loaded = sources.Loaded()
+        self._loaded = sources.Loaded(filter(None, map(os.environ.get, environments.VARIABLES)))
         if declared.layer:
             self._loaded.let_go(environments.put_in_front(declared.layer))
         state = GlobalState()

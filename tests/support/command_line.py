@@ -1,7 +1,5 @@
 """The command line, run in this process as a user would run it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -1,7 +1,5 @@
 """A driver that answers what a test wants: questions to NVML as a module would take them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import types

@@ -1,7 +1,5 @@
 """Runs for the tests of reports: real ones, and one in which everything happens that a page has to survive."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import closing
 from pathlib import Path

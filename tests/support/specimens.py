@@ -1,7 +1,5 @@
 """Small cases, rows and machines that several test files build on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -181,12 +181,16 @@ def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 MINE = """
-import torch
+import os, sys, torch
 from swiglu_bench import Step, implementation
 
 @implementation("mine", scopes=["glu"], description="by another package", package="gate_of")
 def mine(problem):
     import gate_of
+
+    sys.path.append(os.environ["TRITON_CACHE_DIR"])
+    open(os.path.join(sys.path[-1], "made_here.py"), "w").close()
+    import made_here
 
     w_gate, w_up = problem.weights.values()
     return Step(lambda x: gate_of.FACTOR * torch.nn.functional.silu(x @ w_gate.T) * (x @ w_up.T))
@@ -211,6 +215,7 @@ def test_versions_of_a_package_are_contenders_of_one_run(
     assert (rows["mine@1.5"].status, rows["mine@1.5"].packages) == (Status.OK, "gate-of==1.5")
     assert (rows["mine@2.0"].status, rows["mine@2.0"].packages) == (Status.INCORRECT, "gate-of==2.0")
     assert "gate_of=" in rows["mine@1.5"].files, "what it loads from there counts"
+    assert "made_here" not in rows["mine@1.5"].files, "what lies in a compiler's folder does not"
 
 
 def test_a_layer_is_made_once(index: str, monkeypatch: pytest.MonkeyPatch) -> None:

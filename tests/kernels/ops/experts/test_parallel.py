@@ -395,8 +395,9 @@ def test_what_a_shared_expert_returns_is_added(place, results) -> None:
     layer = drawn("random", place[1], place[0])
     for rank, result in enumerate(results):
         part, without = parts_of(layer, rank, place[1], "random", place[0]), result[transports(*place)[-1], "random"]
-        assert torch.equal(result["shared"]["out"], without["out"] + 2 * part["x"])
-        torch.testing.assert_close(result["shared"]["x"], without["x"] + 2 * part["d_out"])
+        x, d_out = (part[name].to(without["out"].device) for name in ("x", "d_out"))
+        assert torch.equal(result["shared"]["out"], without["out"] + 2 * x)
+        torch.testing.assert_close(result["shared"]["x"], without["x"] + 2 * d_out)
         assert torch.equal(result["shared"]["w_down"], without["w_down"])
 
 
