@@ -43,13 +43,13 @@ MOST_OPENED = 10_000
 class Loaded:
     """What a process loads, from now on, from outside the installed packages: modules, and files that lie with them.
 
-    What lies in one of the folders `made` does not count: compilers keep there what they make from these.
+    Nor does what lies in the folders `made` count, where compilers keep what they make from these.
     """
 
-    def __init__(self, made: Iterable[str] = ()) -> None:
+    def __init__(self, made: Iterable[str]) -> None:
         self._before, self._opened = set(sys.modules), set[str]()
-        self._made = tuple(os.path.join(os.path.abspath(folder), "") for folder in made)
-        _installed_in()  # while nothing lies in front of what is installed
+        # While nothing lies in front of what is installed.
+        self._left_out = (*_installed_in(), *(os.path.realpath(folder) + os.sep for folder in made))
         sys.addaudithook(self._hear)
 
     def let_go(self, modules: Iterable[str]) -> None:
@@ -70,7 +70,7 @@ class Loaded:
             top = sys.modules.get(name)
             of_package = getattr(top, "__path__", None)
             for place in list(of_package or filter(None, [getattr(top, "__file__", None)])):
-                if isinstance(place, str) and os.path.exists(place) and not _installed(place):
+                if isinstance(place, str) and os.path.exists(place) and not _in(place, self._left_out):
                     found.add(os.path.abspath(place))
         folders = {os.path.join(place if os.path.isdir(place) else os.path.dirname(place), "") for place in found}
         packages = tuple(os.path.join(place, "") for place in found)
@@ -79,12 +79,11 @@ class Loaded:
             around = any(file.startswith(folder) and f"{os.sep}." not in file[len(folder) - 1 :] for folder in folders)
             ending = os.path.splitext(file)[1]
             counted = ending == ".pyc" or (ending in CODE and file.startswith(packages))
-            if around and not counted and os.path.isfile(file) and not _installed(file):
+            if around and not counted and os.path.isfile(file) and not _in(file, self._left_out):
                 found.add(file)
-        return sorted(place for place in found if not place.startswith(self._made))
+        return sorted(found)
 
 
-@functools.cache
 def _installed_in() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [*(sysconfig.get_paths()[name] for name in names), *site.getsitepackages(), site.getusersitepackages()]
@@ -98,8 +97,8 @@ def _installed_in() -> tuple[str, ...]:
 
 
 @functools.cache
-def _installed(place: str) -> bool:
-    return (os.path.realpath(place) + os.sep).startswith(_installed_in())
+def _in(place: str, folders: tuple[str, ...]) -> bool:
+    return (os.path.realpath(place) + os.sep).startswith(folders)
 
 
 def digests(paths: Iterable[str], file: str) -> str:
