@@ -209,7 +209,8 @@ def rows(
 
     def tell() -> None:
         place, number = next(iter(running.items()), (-1, -1))
-        shares = [places.doing.get(number, ("", 0.0))[1] for number in running]
+        counted = (number for number, chosen in running.items() if not second.names(chosen))
+        shares = [places.doing.get(number, ("", 0.0))[1] for number in counted]
         doing, case = places.doing.get(place, ("", 0.0))[0], cases[number] if running else None
         names = where.names(list(places.places.values()))
         show(Progress(finished + sum(shares), finished, len(cases), case, doing, names, places.in_order))

@@ -187,7 +187,6 @@ from swiglu_bench import Step, implementation
 @implementation("mine", scopes=["glu"], description="by another package", package="gate_of")
 def mine(problem):
     import gate_of
-
     sys.path.append(os.environ["TRITON_CACHE_DIR"])
     open(os.path.join(sys.path[-1], "made_here.py"), "w").close()
     import made_here
