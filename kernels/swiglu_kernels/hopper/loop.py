@@ -19,16 +19,18 @@ ROW_BYTES = 128
 """Of a stage."""
 BARRIER_BYTES = 128
 """What all barriers take at most."""
-SLOTS, SLOT_BYTES = 3, 80
-"""Stages whose scales of blocks each warp keeps at hand, those of 16 rows and of two blocks of each weight."""
-SCALE_ROWS = 16
-"""Rows of BLOCK elements that hold the barriers and the scales of eight warps."""
+ROW_SCALES, SCALE_BYTES = 528, 1296
+"""Of a stage's scales: what those of rows take, 128 of them and up to four before or behind; and all of them."""
+SCALE_ROWS = 64
+"""Rows of BLOCK elements that hold the barriers and, behind them, the scales of up to six stages."""
+FIRST_ORDER = 14
+"""Of two named barriers of hardware, one for each consumer; Triton uses those from 0 on."""
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 
-    _BLOCK = gl.constexpr(BLOCK)
+    _BLOCK, _BARRIER_BYTES, _SCALE_BYTES = (gl.constexpr(size) for size in (BLOCK, BARRIER_BYTES, SCALE_BYTES))
     BLOCK_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
 
     @gluon.constexpr_function
@@ -175,133 +177,76 @@ if GLUON_MISSING is None:
         return 1 if columns == 256 else columns // 64
 
     @gluon.constexpr_function
-    def _first_scales(columns, half, depth_tiles, barriers, row, column, rows, my_row, x_at, gate_at, up_at):
-        """PTX that asks for the scales of a tile's first stages, for this warp's 16 rows and its columns.
+    def _first_scales(half, barriers, my_row, row, column, columns):
+        """PTX that finds where in a stage's scales those of this thread's rows and columns are.
 
-        Of a warp 16 lanes copy the scales of its rows, the next four those of the first and the last block of gate and
-        of up, and the others nothing. The lane is read here and the row is an operand: in a loop
-        that needs %tid.x, ptxas keeps what wgmma reads in registers of each thread, and moves it before each wgmma.
+        The lane is read here and the row is an operand: in a loop that needs %tid.x, ptxas keeps what wgmma reads in
+        registers of each thread, and moves it before each wgmma.
         """
-        lines = [
-            ".reg .b32 lane, warp, first, number, here, mine, ours, to, asked, slot;",
-            ".reg .b64 from, from_step;",
+        found = [
+            ".reg .b32 mine, here, first;",
             ".reg .f32 of_row<2>, of_weight<4>, both<12>, chosen;",
-            ".reg .pred more, copies, of_rows, beyond<3>;",
-            "mov.u32 lane, %laneid;",
-            f"shr.u32 warp, {my_row}, 4;",
-            f"mad.lo.u32 here, warp, {SLOTS * SLOT_BYTES}, {barriers};",
-            f"add.u32 here, here, {BARRIER_BYTES + 4 * half * SLOTS * SLOT_BYTES};",
-            "shr.u32 at, lane, 2;",
-            "mad.lo.u32 mine, at, 4, here;",  # this thread's rows are that one of the warp's and the eighth behind it
+            ".reg .pred beyond<3>;",
+            f"and.b32 mine, {row}, 3;",  # the copy begins at a multiple of 16 bytes
+            f"add.u32 mine, mine, {my_row};",
+            f"mad.lo.u32 mine, mine, 4, {barriers};",
+            f"add.u32 mine, mine, {BARRIER_BYTES + 4 * BLOCK * half};",
+            f"add.u32 here, {barriers}, {BARRIER_BYTES + ROW_SCALES};",
             f"shr.u32 first, {column}, 7;",
         ]
         for piece in range(_pieces_of(columns)):
-            lines += [
+            found += [
                 f"add.u32 at, {column}, {32 * piece};",
                 "shr.u32 at, at, 7;",
                 f"setp.ne.u32 beyond{piece}, at, first;",
             ]
-        return [
-            *lines,
-            "setp.lt.u32 copies, lane, 20;",
-            "min.u32 lane, lane, 19;",
-            "mad.lo.u32 ours, lane, 4, here;",
-            "setp.lt.u32 of_rows, lane, 16;",
-            f"add.u32 number, {column}, {columns // 2 - 1};",
-            "shr.u32 number, number, 7;",
-            "and.b32 at, lane, 1;",
-            "setp.eq.u32 more, at, 0;",
-            "selp.u32 number, first, number, more;",
-            *_line_of(depth_tiles),
-            "mul.lo.u32 number, number, at;",
-            f"mad.lo.u32 warp, warp, 16, {row};",
-            "add.u32 warp, warp, lane;",
-            f"sub.u32 at, {rows}, 1;",
-            "min.u32 warp, warp, at;",  # what is behind the last row is not stored
-            "selp.u32 number, warp, number, of_rows;",
-            "setp.lt.u32 more, lane, 18;",
-            f"selp.b64 from, {gate_at}, {up_at}, more;",
-            f"selp.b64 from, {x_at}, from, of_rows;",
-            "mad.wide.u32 from, number, 4, from;",
-            *_line_of(rows),
-            "selp.u32 at, at, 1, of_rows;",
-            "mul.wide.u32 from_step, at, 4;",
-            "mov.u32 to, 0;",
-            "mov.u32 asked, 0;",
-            "mov.u32 slot, 0;",
-            "bar.warp.sync 0xffffffff;",  # the last tile's have been read
-            *(_next_scales(depth_tiles) * (SLOTS - 1)),
-        ]
-
-    @gluon.constexpr_function
-    def _line_of(size):
-        """PTX that finds how far lines of as many scales lie apart."""
-        return [f"add.u32 at, {size}, 3;", "and.b32 at, at, 0xfffffffc;"]
-
-    @gluon.constexpr_function
-    def _next_scales(depth_tiles):
-        """PTX that asks for the scales of one more stage, if there is one."""
-        return [
-            f"setp.lt.and.u32 more, asked, {depth_tiles}, copies;",
-            "add.u32 at, ours, to;",
-            "@more cp.async.ca.shared.global [at], [from], 4;",
-            "cp.async.commit_group;",
-            "add.u32 asked, asked, 1;",
-            "add.u64 from, from, from_step;",
-            *_next_slot("to"),
-        ]
-
-    @gluon.constexpr_function
-    def _next_slot(slot):
-        return [
-            f"add.u32 {slot}, {slot}, {SLOT_BYTES};",
-            f"setp.eq.u32 more, {slot}, {SLOTS * SLOT_BYTES};",
-            f"selp.u32 {slot}, 0, {slot}, more;",
-        ]
+        return found
 
     @gluon.constexpr_function
     def _factors(columns):
         """PTX that multiplies a stage's scales: for each piece of gate and of up, and both rows of a thread."""
-        lines = [
-            "add.u32 at, mine, slot;",
+        found = [
+            f"mad.lo.u32 at, stage, {SCALE_BYTES}, mine;",
             *(f"ld.shared.f32 of_row{half}, [at+{32 * half}];" for half in range(2)),
-            "add.u32 at, here, slot;",
-            *(f"ld.shared.f32 of_weight{number}, [at+{64 + 4 * number}];" for number in range(4)),
-            *_next_slot("slot"),
+            f"mad.lo.u32 at, stage, {SCALE_BYTES}, here;",
+            "and.b32 first, depth, 3;",
+            "mad.lo.u32 at, first, 4, at;",
+            *(f"ld.shared.f32 of_weight{number}, [at+{16 * number}];" for number in range(4)),
         ]
         for piece in range(_pieces_of(columns)):
             for product in range(2):
-                lines += [
-                    f"selp.f32 chosen, of_weight{2 * product + 1}, of_weight{2 * product}, beyond{piece};",
+                found += [
+                    f"selp.f32 chosen, of_weight{product + 2}, of_weight{product}, beyond{piece};",
                     *(f"mul.f32 both{4 * piece + 2 * product + half}, of_row{half}, chosen;" for half in range(2)),
                 ]
-        return lines
+        return found
 
     @gluon.constexpr_function
-    def _promoting_loop(columns, half, stages, blocks):
+    def _promoting_loop(columns, half, stages, blocks, ordered):
         """PTX of one tile's main loop in e4m3, for 64 rows: a sum over each stage's 128 of depth, added in fp32.
 
         Operands: 96 registers (128 where `columns` are 256), then 32 copies of: left, right, barriers, stage, phase,
-        depth tiles; with `blocks` also the first row and column of these 64 rows, how many rows there are, which of the
-        64 is this thread's, and where the scales of left and of both weights are.
+        depth tiles; for blocks also which of the 64 rows is this thread's, and the first row and column of these.
 
-        columns: of a wgmma, see `_held`; with `blocks` 128 or 192. 256 are one of 128 after the other, whose sums go
+        columns: of a wgmma, see `_held`; for blocks 128 or 192. 256 are one of 128 after the other, whose sums go
             through the same registers: gate, then up.
         half: of a stage's rows, which is used.
-        blocks: scales are those of 1 x 128 elements of left, [depth, rows], and of 128 x 128 of both weights, in lines
-            of a multiple of four; else they are left to the epilogue.
+        blocks: scales are those of 1 x 128 elements of left and of 128 x 128 of both weights, and come with the stages,
+            see `load_scales`. Those of rows are left to the epilogue.
+        ordered: the two consumers begin to multiply in turn, so that they do not add at the same time.
         """
         row_bytes, empty = 128, 8 * stages
         in_turn = columns == 256
         numbers, again = _held(columns)
         thirds = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))  # what 16 registers are: 32 columns of a product
         registers, turns = (128, [range(64), range(64, 128)]) if in_turn else (96, [numbers])
-        operands = (f"${registers + 32 * number}" for number in range(13))
-        left, right, barriers, first_stage, first_phase, depth_tiles, *of_scales = operands
+        operands = (f"${registers + 32 * number}" for number in range(9))
+        left, right, barriers, first_stage, first_phase, depth_tiles, *place = operands
         part = ", ".join(f"part{number}" for number in range(len(turns[0])))
+        freed = f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];"
         lines = [
             "{",
-            ".reg .pred again, passed, leader, add;",
+            ".reg .pred again, passed, leader, add, ordered;",
             ".reg .b32 stage, phase, depth, barrier, low_a, low_b, high, at;",
             ".reg .b64 a, b;",
             f".reg .f32 part<{len(turns[0])}>;",
@@ -311,18 +256,18 @@ if GLUON_MISSING is None:
             f"mov.u32 phase, {first_phase};",
             "mov.u32 depth, 0;",
             "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
-            *(_first_scales(columns, half, depth_tiles, barriers, *of_scales) if blocks else []),
+            *(_first_scales(half, barriers, *place, columns) if blocks else []),
             "NEXT:",
+            *_full_stage(barriers, left, 2 * BLOCK * row_bytes, right, (4 if in_turn else 3) * BLOCK * row_bytes),
         ]
-        if blocks:
-            lines += [
-                f"cp.async.wait_group {SLOTS - 2};",
-                "bar.warp.sync 0xffffffff;",  # all lanes have this stage's, and have read those of the stage before
-                *_next_scales(depth_tiles),
-            ]
-        lines += [*_full_stage(barriers, left, 2 * BLOCK * row_bytes, right, (4 if in_turn else 3) * BLOCK * row_bytes)]
         for turn, numbers in enumerate(turns):
-            lines.append("wgmma.fence.sync.aligned;")
+            awaited, told = f"bar.sync {FIRST_ORDER + half}, 256;", f"bar.arrive {FIRST_ORDER + 1 - half}, 256;"
+            # Neither the first multiplication of a tile awaits another, nor does one await the last.
+            if half == 0 and turn == 0:
+                awaited = f"setp.ne.u32 ordered, depth, 0; @ordered {awaited}"
+            if half == 1 and turn == len(turns) - 1:
+                told = f"add.u32 at, depth, 1; setp.ne.u32 ordered, at, {depth_tiles}; @ordered {told}"
+            lines += [*([awaited] if ordered else []), "wgmma.fence.sync.aligned;"]
             for chunk in range(4):  # of 32 along the depth
                 lines += [
                     f"setp.ne.u32 add, {chunk}, 0;",
@@ -335,13 +280,15 @@ if GLUON_MISSING is None:
                 ]
             lines += [
                 "wgmma.commit_group.sync.aligned;",
+                *([told] if ordered else []),
                 *(_factors(columns) if blocks and turn == 0 else []),  # while they multiply
                 "wgmma.wait_group.sync.aligned 0;",
             ]
             if turn == len(turns) - 1:
-                lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];")
+                lines += ["bar.warp.sync 0xffffffff;", freed] if blocks else [freed]  # all lanes have read the scales
             for place, number in enumerate(numbers):
-                if blocks:  # two registers are of a row, and the next two of the eighth behind it
+                # Of four registers two are of a row and the next two of the eighth behind it, in a group of 8 columns.
+                if blocks:
                     piece, product = (0, turn) if in_turn else thirds[number // 16]
                     factor = f"both{4 * piece + 2 * product + number // 2 % 2}"
                     lines.append(f"fma.rn.f32 ${number}, part{place}, {factor}, ${number};")
@@ -351,8 +298,66 @@ if GLUON_MISSING is None:
         return "\n".join(lines)
 
     @gluon.constexpr_function
-    def _operands(registers, numbers, addresses=0):
-        return ",".join(["=f"] * registers + ["r"] * (32 * numbers) + ["l"] * (32 * addresses) + ["~{memory}"])
+    def _scale_copies():
+        """PTX of the lane that copies a stage's scales: $3 bytes of rows, then four of gate, up, gate, up."""
+        begin = "@copies cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        lines = [
+            "{ .reg .b32 bytes; .reg .pred copies; mov.u32 bytes, %laneid; setp.eq.u32 copies, bytes, 0;",
+            "add.u32 bytes, $3, 64;",
+            "@copies mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$2], bytes;",
+            f"{begin} [$1], [$4], $3, [$2];",
+            *(f"{begin} [$1+{ROW_SCALES + 16 * number}], [${5 + number}], 16, [$2];" for number in range(4)),
+        ]
+        return "\n".join([*lines, "mov.b32 $0, 0; }"])
+
+    @gluon.jit
+    def _each_lane(number, dtype: gl.constexpr):
+        return gl.full([32], number, dtype, gl.BlockedLayout([1], [32], [1], [0]))
+
+    @gluon.jit
+    def _each_address(pointer):
+        return _each_lane(pointer.to(gl.int64, bitcast=True), gl.int64)
+
+    @gluon.jit
+    def load_scales(scales, barriers, stage, depth, row, column, COLUMNS: gl.constexpr):
+        """Begin to copy the scales of a stage, which are another part of it, to where `multiply_fp8` reads them.
+
+        scales: those of left and of both weights, and how far apart their lines lie, which is a multiple of four: of
+        left lines are along the rows, of the weights along the depth. barriers: their address.
+
+        Copies begin and end at multiples of 16 bytes. Of blocks they are four of a line, from the first and the last
+        block of each weight that the tile's COLUMNS are in.
+        """
+        of_rows, of_gate, of_up, row_line, line = scales
+        PTX: gl.constexpr = _scale_copies()
+        first = (column // 128).to(gl.int64) * line + depth // 4 * 4
+        last = ((column + COLUMNS - 1) // 128).to(gl.int64) * line + depth // 4 * 4
+        row = row // 4 * 4
+        gl.inline_asm_elementwise(
+            PTX,
+            "=r,r,r,r,l,l,l,l,l,~{memory}",
+            [
+                _each_lane(barriers + _BARRIER_BYTES + stage * _SCALE_BYTES, gl.int32),
+                _each_lane(barriers + stage * 8, gl.int32),
+                _each_lane(min(132, row_line - row) * 4, gl.int32),
+                _each_address(of_rows + depth.to(gl.int64) * row_line + row),
+                _each_address(of_gate + first),
+                _each_address(of_up + first),
+                _each_address(of_gate + last),
+                _each_address(of_up + last),
+            ],
+            gl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+    @gluon.constexpr_function
+    def _operands(registers, numbers):
+        return ",".join(["=f"] * registers + ["r"] * (32 * numbers) + ["~{memory}"])
+
+    @gluon.constexpr_function
+    def _blocks_of(registers):
+        return (gl.float32,) * (registers // 32)
 
     @gluon.constexpr_function
     def _kind(dtype):
@@ -362,6 +367,13 @@ if GLUON_MISSING is None:
     def _copies(number):
         """A number for every element of a block, which are 32 of each thread."""
         return gl.full([_BLOCK, _BLOCK], number, gl.int32, BLOCK_LAYOUT)
+
+    @gluon.jit
+    def _sums(LOOP: gl.constexpr, HELD: gl.constexpr, numbers):
+        """Run a main loop; the blocks are returned that are in so many registers."""
+        OPERANDS: gl.constexpr = _operands(HELD, len(numbers))
+        TYPES: gl.constexpr = _blocks_of(HELD)
+        return gl.inline_asm_elementwise(LOOP, OPERANDS, numbers, dtype=TYPES, is_pure=False, pack=32)
 
     @gluon.jit
     def multiply(
@@ -381,15 +393,8 @@ if GLUON_MISSING is None:
         """
         KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(2 * _BLOCK, 3 * _BLOCK, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND)
-        OPERANDS: gl.constexpr = _operands(192, 6)
-        return gl.inline_asm_elementwise(
-            LOOP,
-            OPERANDS,
-            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity)],
-            dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
-            is_pure=False,
-            pack=32,
-        )
+        numbers = _copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity)
+        return _sums(LOOP, 192, numbers)
 
     @gluon.jit
     def multiply_blocks(
@@ -410,23 +415,11 @@ if GLUON_MISSING is None:
         LOOP: gl.constexpr = _main_loop(
             2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS, COPIED, SIDES
         )
-        OPERANDS: gl.constexpr = _operands(192, 7)
-        return gl.inline_asm_elementwise(
-            LOOP,
-            OPERANDS,
-            [
-                _copies(left),
-                _copies(right),
-                _copies(barriers),
-                _copies(step),
-                _copies(depth_tiles),
-                _copies(parity),
-                _copies(changed),
-            ],
-            dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
-            is_pure=False,
-            pack=32,
-        )
+        numbers = (
+            _copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity),
+            _copies(changed),
+        )  # fmt: skip
+        return _sums(LOOP, 192, numbers)
 
     @gluon.jit
     def multiply_half(
@@ -447,15 +440,7 @@ if GLUON_MISSING is None:
         LOOP: gl.constexpr = _main_loop(
             STAGE_ROWS, STAGE_ROWS, _BLOCK * ME, 0, STAGE_COLUMNS, COLUMNS, 128, STAGES, -1, KIND
         )
-        OPERANDS: gl.constexpr = _operands(128, 5)
-        return gl.inline_asm_elementwise(
-            LOOP,
-            OPERANDS,
-            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)],
-            dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
-            is_pure=False,
-            pack=32,
-        )
+        return _sums(LOOP, 128, (_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)))
 
     @gluon.jit
     def multiply_shared(
@@ -471,58 +456,30 @@ if GLUON_MISSING is None:
         LOOP: gl.constexpr = _main_loop(
             4 * _BLOCK, 3 * _BLOCK, 2 * _BLOCK * ME, _BLOCK, 0, 192, 192, STAGES, -1, KIND, True, True
         )
-        OPERANDS: gl.constexpr = _operands(192, 5)
-        return gl.inline_asm_elementwise(
-            LOOP,
-            OPERANDS,
-            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)],
-            dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
-            is_pure=False,
-            pack=32,
-        )
-
-    @gluon.jit
-    def _addresses(pointer):
-        """A pointer for every element of a block."""
-        return gl.full([_BLOCK, _BLOCK], pointer.to(gl.int64, bitcast=True), gl.int64, BLOCK_LAYOUT)
+        return _sums(LOOP, 192, (_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)))
 
     @gluon.jit
     def multiply_fp8(
-        at, step, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales, COLUMNS: gl.constexpr,
-        ME: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
+        at, step, depth_tiles, row, column, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
+        BLOCKS: gl.constexpr, ORDERED: gl.constexpr = False,
     ):  # fmt: skip
         """Run the main loop of this consumer's 64 rows of one tile of codes; the other consumer has the other rows.
 
-        left, right, barriers, step, COLUMNS: as in `multiply`, without turns; a stage is 128 of depth. With BLOCKS the
-        sums are those of what the codes stand for, with scales [depth tiles, rows] of left and [., depth tiles] of both
-        weights, in lines of a multiple of four; row and column are where these 64 rows and the tile begin. Else they
-        are sums of codes.
+        left, right, barriers, step, COLUMNS: as in `multiply`, without turns; a stage is 128 of depth. row, column:
+        where these 64 rows and the tile begin. BLOCKS, ORDERED: see `_promoting_loop`; by rows sums are those of codes.
 
-        Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are BLOCKS alone and
-        for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.
+        Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are by blocks alone
+        and for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.
         """
         left, right, barriers = at
         HELD: gl.constexpr = 128 if COLUMNS == 256 else 96
-        LOOP: gl.constexpr = _promoting_loop(COLUMNS, ME, STAGES, BLOCKS)
-        OPERANDS: gl.constexpr = _operands(HELD, 10, 3) if BLOCKS else _operands(HELD, 6)
-        stages = [  # divisions by a constant: in PTX ptxas would divide by it
+        LOOP: gl.constexpr = _promoting_loop(COLUMNS, ME, STAGES, BLOCKS, ORDERED)
+        given = (  # divisions by a constant: in PTX ptxas would divide by it
             _copies(left), _copies(right), _copies(barriers), _copies(step % STAGES), _copies(step // STAGES & 1),
             _copies(depth_tiles),
-        ]  # fmt: skip
-        scales = []
+        )  # fmt: skip
         if BLOCKS:
-            scales = [
-                _copies(row), _copies(column), _copies(rows),
-                gl.arange(0, _BLOCK, gl.SliceLayout(1, BLOCK_LAYOUT))[:, None] + _copies(0),
-                _addresses(x_scales), _addresses(gate_scales), _addresses(up_scales),
-            ]  # fmt: skip
-        if COLUMNS == 256:
-            sums = gl.inline_asm_elementwise(
-                LOOP, OPERANDS, stages + scales, dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=False,
-                pack=32,
-            )  # fmt: skip
-        else:
-            sums = gl.inline_asm_elementwise(
-                LOOP, OPERANDS, stages + scales, dtype=(gl.float32, gl.float32, gl.float32), is_pure=False, pack=32
-            )
-        return sums
+            mine = gl.arange(0, _BLOCK, gl.SliceLayout(1, BLOCK_LAYOUT))[:, None] + _copies(0)
+            place = mine, _copies(row), _copies(column)
+            given = given + place
+        return _sums(LOOP, HELD, given)

@@ -381,10 +381,10 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
         operands = (pairs, _scales(tokens, depth, False, blocks)), of_weights, of_weights
         recipe, kept = "blocks" if blocks else "rows", ", gate and up stored" if stored else ""
         for width in hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS:
-            launch = hopper_fp8.forward_launch(*operands, z, stored, hopper_fp8.tile_of(width))
+            launch = hopper_fp8.forward_launch(*operands, z, stored, hopper_fp8.tile_of(width, blocks))
             yield f"fp8 forward by hand, {recipe}, {width} columns{kept}", launch
             if not blocks and stored:
-                product = hopper_fp8.forward_launch(*operands, None, stored, hopper_fp8.tile_of(width))
+                product = hopper_fp8.forward_launch(*operands, None, stored, hopper_fp8.tile_of(width, blocks))
                 yield f"fp8 product by hand, {2 * width} columns", product
         if blocks:
             h = codes(tokens, columns), _scales(tokens, columns, False, True)

@@ -303,7 +303,7 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
         widths = hopper_fp8.BLOCK_COLUMNS if blocks else hopper_forward.COLUMNS
         for columns, stored in itertools.product(widths, (False, True)):
             z, kept = at.z, at.kept if stored else None
-            hopper_fp8.forward_launch(x, w_gate, w_up, z, kept, hopper_fp8.tile_of(columns)).run()
+            hopper_fp8.forward_launch(x, w_gate, w_up, z, kept, hopper_fp8.tile_of(columns, blocks)).run()
             name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
             z = z.cpu()
             yield at.judged(name, made)

@@ -68,9 +68,8 @@ if GLUON_MISSING is None:
             row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), 0, N, _WIDE, None, FORM, GROUP)
             row += ME * _BLOCK
             third_0, third_1, third_2 = multiply_fp8(
-                (a_at, b_at, barriers_at), step, depth_tiles, row, first, row, a_scales, w_scales, w_scales, _WIDE, ME,
-                STAGES, False,
-            )  # fmt: skip
+                (a_at, b_at, barriers_at), step, depth_tiles, row, first, _WIDE, ME, STAGES, False
+            )
             step += depth_tiles
             rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, third_0.type.layout))
             if pair is None:

@@ -5,9 +5,11 @@ stage is 128 of depth. The tensor cores keep some 14 bits of a sum of fp8 produc
 to registers of its own and is added in fp32 from there (`loop.multiply_fp8`); 128 x 192 of both do not fit into one
 warpgroup's registers. So both consumers share a tile, 64 rows each, and a stage: while one adds, the other multiplies.
 
-Scales by rows are applied to the finished sums, those of blocks while they are added. A tile of 128 columns is a whole
-block of h, which may then leave as codes and scales; its 128 x 256 sums come of two wgmmas in turn, gate and up, whose
-sums over a stage go through the same registers.
+Scales by rows are applied to the finished sums, those of blocks while they are added: they come with the stages. The
+consumers then begin each multiplication in turn, so that they do not add at the same time; where h leaves as codes, the
+end of a tile takes so long that it pays not to wait for the other's. A tile of 128 columns is a whole block of h, which
+may leave as codes and scales; its 128 x 256 sums come of two wgmmas in turn, gate and up, whose sums over a stage go
+through the same registers.
 """
 
 import dataclasses
@@ -27,11 +29,11 @@ from swiglu_kernels.tiles.rules import Tile, waves
 
 BLOCK = 128
 """Columns of a tile that is a block of h."""
-BLOCK_COLUMNS = {96: 1.0, BLOCK: 1.017, 64: 1.11}
+BLOCK_COLUMNS = {96: 1.0, BLOCK: 0.91, 64: 1.15}
 """Columns of a tile whose scales are those of blocks: threes or twos of 32, each of which is in one, or a whole block.
-For each, the time of a column relative to the first (H100)."""
+For each, the time of a column relative to the first (H200)."""
 BLOCK_STAGES = 4
-"""Of 48 KB, for tiles of a whole block."""
+"""Of 40 KB, or of 48 for tiles of a whole block, where scales come with them."""
 CODES_FOR = 1.05
 """How much longer tiles of whole blocks may take: h leaves them as codes, which takes a pass over it otherwise."""
 PRODUCT = {True: 0.92, False: 1.05}
@@ -51,7 +53,7 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.loop import BLOCK_LAYOUT, multiply_fp8
-    from swiglu_kernels.hopper.shared import halves, position, sigmoid, start, store, synchronize, write
+    from swiglu_kernels.hopper.shared import halves, position, sigmoid, start, store, synchronize, view, write
     from swiglu_kernels.ops.glu.hopper_forward import finish_part, first_column, produce
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
@@ -169,12 +171,12 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        given, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        given, scales, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
         STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
         (
             z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
-            of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x,
+            of_codes, M, N, row_tiles, column_tiles, depth_tiles, x,
         ) = given  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
@@ -188,8 +190,8 @@ if GLUON_MISSING is None:
                 of_rows = gl.load(x_scales + rows, mask=rows < M, other=0.0)[:, None]
                 _ask(gate_scales, up_scales, column, scales, N, COLUMNS)
             sums = multiply_fp8(
-                (x_at, w_at, barriers_at), step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
-                2 * COLUMNS, ME, STAGES, BLOCKS,
+                (x_at, w_at, barriers_at), step, depth_tiles, row, column, 2 * COLUMNS, ME, STAGES, BLOCKS,
+                BLOCKS and codes is None,
             )  # fmt: skip
             step += depth_tiles
             # Divisions take long; those for the next tile are done here, where what finishes this one waits.
@@ -242,7 +244,8 @@ if GLUON_MISSING is None:
         elif codes is None:
             buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
         elif STORE_PREACT:
-            buffers = gl.allocate_shared_memory(x.dtype, [4, _WIDE, _PART], gate_out.layout)
+            LAYOUT: gl.constexpr = gate_out.layout
+            buffers = view(of_codes, x.dtype, [4, _WIDE, _PART], LAYOUT)  # whose stores end in turn
         scales, other_scales = buffers, buffers  # those of blocks have a place of their own, see `set_up`
         if not BLOCKS:
             scales = gl.allocate_shared_memory(gl.float32, [3, _WIDE], _SCALES)
@@ -253,21 +256,18 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
-        operands = (x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers)
+        loaded = ((x_scales, gate_scales, up_scales, gl.cdiv(M, 4) * 4, gl.cdiv(depth_tiles, 4) * 4), barriers_at)
+        operands = (x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers, loaded)
         sizes = (M, N, row_tiles, column_tiles, depth_tiles)
-        given_1 = (
-            z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
-            of_codes, other_scales, M, N, row_tiles, column_tiles, depth_tiles, x,
-        )  # fmt: skip
         given = (
             z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
-            of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x,
+            of_codes, M, N, row_tiles, column_tiles, depth_tiles, x,
         )  # fmt: skip
         gl.warp_specialize(
             [
-                (_consume, (given, 0, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
-                (_consume, (given_1, 1, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
-                (produce, (operands, sizes, COLUMNS, STAGES, GROUP)),
+                (_consume, (given, scales, 0, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
+                (_consume, (given, other_scales, 1, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
+                (produce, (operands, sizes, COLUMNS, STAGES, GROUP, BLOCKS)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240
@@ -279,7 +279,7 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
     if not blocks:
         return hopper_forward.tile_for(tokens, intermediate, processors, stores_preact)
     found = _costs_of_blocks(tokens, intermediate, processors)
-    return tile_of(min(found, key=found.__getitem__))
+    return tile_of(min(found, key=found.__getitem__), True)
 
 
 def _costs_of_blocks(tokens: int, intermediate: int, processors: int) -> dict[int, float]:
@@ -296,9 +296,9 @@ def makes_codes(tokens: int, intermediate: int, processors: int) -> bool:
     return found[BLOCK] <= CODES_FOR * min(found.values())
 
 
-def tile_of(columns: int) -> Tile:
-    """Return the tile of so many columns; that of a whole block has stages of its own."""
-    return dataclasses.replace(TILE, columns=columns, stages=BLOCK_STAGES if columns == BLOCK else TILE.stages)
+def tile_of(columns: int, blocks: bool) -> Tile:
+    """Return the tile of so many columns, with the stages that it has room for."""
+    return dataclasses.replace(TILE, columns=columns, stages=BLOCK_STAGES if blocks else TILE.stages)
 
 
 def why_off(device: torch.device, intermediate: int, has_bias: bool, formula: Formula) -> str | None:
@@ -352,10 +352,10 @@ def forward_launch(
     """
     (x_pairs, x_scales), (gate_pairs, gate_scales), (up_pairs, up_scales) = x, w_gate, w_up
     (M, K), N, blocks = x_pairs.shape, gate_pairs.shape[0], x_scales.dim() == 2
-    programs = multiprocessors(x_pairs.device)
+    programs, stores = multiprocessors(x_pairs.device), preactivations is not None
     z, h_scales = z if isinstance(z, tuple) else (z, None)
     if tile is None:
-        tile = tile_for(M, N, programs, preactivations is not None, blocks) if h_scales is None else tile_of(BLOCK)
+        tile = tile_for(M, N, programs, stores, blocks) if h_scales is None else tile_of(BLOCK, True)
     last = 0 if tile.columns == BLOCK else tile.columns - WIDE
     moved = hopper_forward.operand_blocks(x_pairs, gate_pairs, up_pairs, last)
     moved |= {name: (output, WIDE, PART) for name, output in shared.forward_outputs(z, preactivations).items()}
@@ -365,6 +365,6 @@ def forward_launch(
     others |= {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "h_scales": h_scales}
     # The last tile ends with N, and each 32 of its columns have to be in one block.
     others |= {"M": M, "N": up_to(N, PART) if blocks else N, "K": K, "COLUMNS": tile.columns}
-    others |= {"GROUP": tile.group, "BLOCKS": blocks, "STORE_PREACT": preactivations is not None}
+    others |= {"GROUP": tile.group, "BLOCKS": blocks, "STORE_PREACT": stores}
     programs = min(-(-M // ROWS) * -(-N // tile.columns), programs)
     return hopper_forward.launch_of(_forward_kernel, programs, tile, moved, others, "ops/fp8/hopper_fp8.py")

@@ -447,7 +447,7 @@ def new_scales(like: torch.Tensor, rows: int, columns: int, blocks: bool, weight
 def laid(scales: torch.Tensor, weight: bool) -> torch.Tensor:
     """Return scales of blocks with the strides of `new_scales`, copied where they have others."""
     lines = scales if weight else scales.t()
-    if lines.stride() != (up_to(lines.shape[1], ROWS), 1):
+    if lines.stride() != (up_to(lines.shape[1], ROWS), 1) or lines.storage_offset() % ROWS:
         lines = pad(lines, (0, -lines.shape[1] % ROWS)).contiguous()[:, : lines.shape[1]]
     return lines if weight else lines.t()
 

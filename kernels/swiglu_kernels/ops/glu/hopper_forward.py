@@ -49,7 +49,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
     from swiglu_kernels.hopper.buffers import set_up
-    from swiglu_kernels.hopper.loop import multiply
+    from swiglu_kernels.hopper.loop import load_scales, multiply
     from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
@@ -61,12 +61,14 @@ if GLUON_MISSING is None:
         return tile * COLUMNS if COLUMNS == 2 * _WIDE else start(tile, COLUMNS, N)
 
     @gluon.jit
-    def produce(operands, sizes, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+    def produce(
+        operands, sizes, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BLOCKS: gl.constexpr
+    ):
         """Fill the ring with the stages of this program's tiles, in turn.
 
-        Of twice WIDE columns a stage has four tiles of weights, two of each.
+        Of twice WIDE columns a stage has four tiles of weights, two of each. BLOCKS: scales come with them.
         """
-        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers = operands
+        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers, scales = operands
         M, N, row_tiles, column_tiles, depth_tiles = sizes
         LAST: gl.constexpr = COLUMNS - _WIDE
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
@@ -81,6 +83,8 @@ if GLUON_MISSING is None:
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
                 mbarrier.expect(full, (_ROWS + 2 * COLUMNS) * _DEPTH * 2)  # elements of 16 bits
+                if BLOCKS:
+                    load_scales(*scales, stage, depth, first_row, first, COLUMNS)
                 load(x, [first_row, at], full, x_ring.index(stage))
                 load(w_gate, [first, at], full, w_ring.index(EACH * stage))
                 load(w_up, [first, at], full, w_ring.index(EACH * stage + EACH // 2))
@@ -159,14 +163,14 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
-        operands = (x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers)
+        operands = (x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers, ())
         given = (z, gate_out, up_out, x_at, w_at, barriers_at, buffers)
         sizes = (M, N, row_tiles, column_tiles, depth_tiles)
         gl.warp_specialize(
             [
                 (_consume, (given, sizes, 0, COLUMNS, STAGES, GROUP, STORE_PREACT)),
                 (_consume, (given, sizes, 1, COLUMNS, STAGES, GROUP, STORE_PREACT)),
-                (produce, (operands, sizes, COLUMNS, STAGES, GROUP)),
+                (produce, (operands, sizes, COLUMNS, STAGES, GROUP, False)),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240
