@@ -481,5 +481,7 @@ if GLUON_MISSING is None:
         if BLOCKS:
             mine = gl.arange(0, _BLOCK, gl.SliceLayout(1, BLOCK_LAYOUT))[:, None] + _copies(0)
             place = mine, _copies(row), _copies(column)
-            given = given + place
-        return _sums(LOOP, HELD, given)
+            sums = _sums(LOOP, HELD, given + place)
+        else:
+            sums = _sums(LOOP, HELD, given)
+        return sums
