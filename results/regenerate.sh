@@ -13,7 +13,7 @@ pieces="forward forward-llama3-8b forward-others forward-narrow activation step-
   experts-liger-step-deepseek experts-few experts-few-zipf experts-few-layers experts-few-layers-others \
   experts-step experts-step-zipf experts-step-deepseek experts-step-zipf-deepseek experts-memory \
   experts-memory-peers experts-eager experts-eager-few experts-eager-step experts-eager-step-others \
-  fp8 fp8-mlp fp8-mlp-rows train-llama train-fp8 tp tp-experts verify selftest false-alarms audit noise doctor \
+  fp8 fp8-blocks fp8-mlp fp8-mlp-rows fp8-mlp-blocks train-llama train-fp8 tp tp-experts verify selftest false-alarms audit noise doctor \
   random-forward random-step random-step-mlp step-ragged kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
@@ -158,8 +158,14 @@ for piece in ${*:-$pieces}; do
     fp8)
       sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 2 --no-energy \
         --impl $fp8 ;;
+    fp8-blocks)
+      sweep fp8-blocks forward --precision fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 2 --no-energy \
+        --impl $fp8 ;;
     fp8-mlp)
       sweep fp8-mlp step --precision bf16,fp8-rowwise,fp8-blockwise --scope mlp --shapes llama7b --tokens 8k --budget 6 --no-energy \
+        --impl $fp8 ;;
+    fp8-mlp-blocks)
+      sweep fp8-mlp-blocks step --precision fp8-blockwise --scope mlp --shapes llama7b --tokens 8k --budget 6 --no-energy \
         --impl $fp8 ;;
     fp8-mlp-rows)
       sweep fp8-mlp-rows step --precision bf16,fp8-rowwise --scope mlp --shapes llama7b --tokens 8k --budget 6 --no-energy \

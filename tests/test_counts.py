@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SUITE, KERNELS, TESTS = (ROOT / name for name in ("swiglu_bench", "kernels", "tests"))
 
-SOURCE_LINES = 48_743
+SOURCE_LINES = 48_700
 TEST_LINES = 26_165
 SUITE_FILES = 120
 FUNCTION_LINES = 80
