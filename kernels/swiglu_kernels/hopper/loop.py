@@ -241,7 +241,7 @@ if GLUON_MISSING is None:
         thirds = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))  # what 16 registers are: 32 columns of a product
         registers, turns = (128, [range(64), range(64, 128)]) if in_turn else (96, [numbers])
         operands = (f"${registers + 32 * number}" for number in range(9))
-        left, right, barriers, first_stage, first_phase, depth_tiles, *place = operands
+        left, right, barriers, first_stage, first_phase, depth_tiles, *where = operands
         part = ", ".join(f"part{number}" for number in range(len(turns[0])))
         freed = f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];"
         lines = [
@@ -256,7 +256,7 @@ if GLUON_MISSING is None:
             f"mov.u32 phase, {first_phase};",
             "mov.u32 depth, 0;",
             "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
-            *(_first_scales(half, barriers, *place, columns) if blocks else []),
+            *(_first_scales(half, barriers, *where, columns) if blocks else []),
             "NEXT:",
             *_full_stage(barriers, left, 2 * BLOCK * row_bytes, right, (4 if in_turn else 3) * BLOCK * row_bytes),
         ]
