@@ -6,10 +6,9 @@ to registers of its own and is added in fp32 from there (`loop.multiply_fp8`); 1
 warpgroup's registers. So both consumers share a tile, 64 rows each, and a stage: while one adds, the other multiplies.
 
 Scales by rows are applied to the finished sums, those of blocks while they are added: they come with the stages. The
-consumers then begin each multiplication in turn, so that they do not add at the same time; where h leaves as codes, the
-end of a tile takes so long that it pays not to wait for the other's. A tile of 128 columns is a whole block of h, which
-may leave as codes and scales; its 128 x 256 sums come of two wgmmas in turn, gate and up, whose sums over a stage go
-through the same registers.
+consumers then begin each multiplication in turn, so that they do not add at the same time, unless h leaves as codes,
+where that was slower. A tile of 128 columns is a whole block of h, which may leave as codes and scales; its 128 x 256
+sums come of two wgmmas, gate and then up, whose sums over a stage go through the same registers.
 """
 
 import dataclasses
