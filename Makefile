@@ -82,6 +82,7 @@ sanitize: $(VENV)/.installed-test ## Run every kernel once under each tool of co
 		echo "compute-sanitizer --tool $$tool"; \
 		only=; [ $$tool != initcheck ] || only=--portable; \
 		api=; [ $$tool != memcheck ] || api="--report-api-errors no"; \
+		[ $$tool != racecheck ] || api="--print-limit 0"; \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool $$tool $$api --error-exitcode 3 --target-processes all \
 			$(BIN)/python -m swiglu_kernels.standalone.odd_sizes --few $$only > build/$$tool.log 2>&1; \
 		status=$$?; \

@@ -409,8 +409,8 @@ class Record:
         return FIGURES[name].shown(getattr(self, name))
 
     def remark(self, text: str) -> None:
-        """Add a sentence about how the row came about."""
-        self.remarks = f"{self.remarks} {text}".strip()
+        """Add a sentence about how the row came about, once."""
+        self.remarks = self.remarks if text in self.remarks else f"{self.remarks} {text}".strip()
 
     def note_checks(self, checks: Sequence[TensorCheck], when: str = "") -> None:
         """Enter the verdicts; a tensor that fails makes the row incorrect and names itself."""

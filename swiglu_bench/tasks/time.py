@@ -221,7 +221,7 @@ class _TimedCase(CaseRun):
             wrong = judge.judge_last()
             for name, entry in by_name.items():
                 self._close(entry, rounds.timings[name].failure or wrong.get(name))
-            self._check_turns(entries, twins, rounds, lambda before: self._play(everyone, judge, "", watch, before))
+            self._check_turns(entries, twins, rounds, partial(self._play, everyone, judge, "", watch), watch)
             aliases = [twin.name for twin in twins if not rounds.timings[twin.name].failure]
             noise = noise_interval([rounds.ratio(name, baseline) for name in aliases]) if baseline else None
             self._check_chains(entries, [twin for twin in twins if twin.name in aliases], rounds, names, noise)
@@ -308,20 +308,21 @@ class _TimedCase(CaseRun):
                 self._tell_timing(f"timing, round {number + 1}", 0.9 * min(1.0, number / rule.min_rounds))
             return judge.judge()
 
-        seed = self.case.seed + bool(before)
-        return run_rounds(timed, rule, baseline=baseline or None, seed=seed, on_round=on_round)
+        seen = run_rounds(timed, rule, baseline=baseline or None, seed=self.case.seed + bool(before), on_round=on_round)
+        watch.look_round()
+        return seen
 
     def _check_turns(
-        self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds, again: Callable[[Rounds], Rounds]
-    ) -> None:
+        self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds, again: Callable[[Rounds], Rounds],
+        watch: time_row.GpuWatch,
+    ) -> None:  # fmt: skip
         """Hold what their turns took against those of the baseline's processes; `again` plays as many rounds."""
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
-        base = sound.get(self.baseline) if twins else None
-        if base:
+        if twins and (base := sound.get(self.baseline)):
             equals = [base.contender, *(twin for twin in twins if not rounds.timings[twin.name].failure)]
             others = [entry.contender for entry in sound.values() if entry is not base]
-            held_against = turns.Turns(self.court.settings.device.type, equals, others, again)
-            for name, failure in held_against.disagreements(rounds).items():
+            held = turns.Turns(self.court.settings.device.type, equals, others, again, lambda: watch.others != set())
+            for name, failure in held.disagreements(rounds).items():
                 self._close(sound[name], failure)
 
     def _check_chains(

@@ -185,8 +185,8 @@ class JudgeBench:
 
     def too_large_to_use(self, case: Case) -> str:
         """Why the scenarios of a model's use do not fit into the device's memory at a case's size, or ""."""
-        need, free = policy.use_bytes(self.settings, case), self.free_bytes()
-        return "" if need <= free else f"that needs about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        need = policy.use_bytes(self.settings, case)
+        return "" if need <= self.free_bytes() else f"that needs about {need / 2**30:.1f} GiB, more than is free"
 
     def expect_use(self, contender: str, asked: usage.Question, gradients: Sequence[str]) -> tuple[bytes, Sizes] | str:
         """A letterbox for the results of a scenario of a model's use, whose truth is known then; or why there is none.

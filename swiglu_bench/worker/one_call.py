@@ -58,7 +58,8 @@ def findings(settings: Settings, implementation: Implementation, case: Case, tim
     """What the tool of `settings.sanitizer` found in a forward and backward, or ""; raises NoVerdict if it fails."""
     from swiglu_kernels.standalone import hazards
 
-    command = [PROGRAM, "--tool", settings.sanitizer, "--error-exitcode", str(FOUND), "--target-processes", "all"]
+    of_races, every = settings.sanitizer == "racecheck", ["--error-exitcode", str(FOUND), "--target-processes", "all"]
+    command = [PROGRAM, "--tool", settings.sanitizer, *every, *(["--print-limit", "0"] if of_races else [])]
     # Without PyTorch's cache each tensor is an allocation of its own, whose bounds and first writes the tool knows.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
@@ -72,7 +73,6 @@ def findings(settings: Settings, implementation: Implementation, case: Case, tim
     if status not in (0, FOUND):
         raise NoVerdict(f"Its process ended with status {status}; the output is in {log}.")
     text = log.read_text("utf-8", "replace")
-    of_races = settings.sanitizer == "racecheck"
     reports = hazards.unexplained(text) if of_races else REPORT.findall(text)
     if status == 0 or (of_races and not reports):
         log.unlink()

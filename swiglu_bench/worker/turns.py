@@ -27,7 +27,7 @@ from itertools import islice
 from swiglu_bench.cases.cases import Mode
 from swiglu_bench.check.inputs import Draw, new_draw, new_seed
 from swiglu_bench.measure import rounds
-from swiglu_bench.measure.clock import Sample
+from swiglu_bench.measure.clock import CudaClock, Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.admission import results_of
@@ -46,8 +46,9 @@ LOOKS, BEYOND = 2, 0.5
 """Further sets of as many rounds, where turns of a contender take longer: one that finds nothing acquits it. A fault is
 what all of them show by more than twice the difference between the baseline's own processes; and, for samples of other
 rounds than the turns, by so large a share of them."""
-MOST = 60
-"""The percentile that tells what is true of most samples."""
+MOST, SLOW = 60, 90
+"""Percentiles: what is true of most samples, and turns that another program's time slice interrupts. On a shared GPU,
+longer turns are interrupted more often, even fast ones: a fault there exceeds what SLOW turns of the baseline add."""
 WARMUPS, SAMPLES = 3, 11
 """Of the baseline alone."""
 SLOWER = 1.15
@@ -155,7 +156,7 @@ def led_sample(
     contender.tell("lead_in", Draw(draw.seed if mode is Mode.BACKWARD else new_seed()))
     began = time.perf_counter()
     report = contender.ask(SampleReport, "sample", draw, lead_us, timed_by, True)
-    held_us = lead_us if court.settings.device.type == "cuda" else 0.0
+    held_us = min(lead_us, CudaClock.SPIN_LIMIT_US) if court.settings.device.type == "cuda" else 0.0
     turn_ms = (contender.answered - began) * 1e3 - held_us / 1e3
     return dataclasses.replace(report.sample(), turn_ms=turn_ms), report
 
@@ -164,12 +165,15 @@ class Turns:
     """The turns of a case's contenders."""
 
     def __init__(
-        self, device: str, equals: Sequence[Contender], others: Sequence[Contender], again: Callable[[Rounds], Rounds]
-    ) -> None:
-        """`equals` are processes of the baseline. `again` plays as many rounds once more, which look the same."""
-        self._device, self._again = device, again
+        self, device: str, equals: Sequence[Contender], others: Sequence[Contender], again: Callable[[Rounds], Rounds],
+        shared: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """`equals` are processes of the baseline. `again` plays as many rounds once more, which look the same.
+
+        shared: whether other programs may compute on the device.
+        """
+        self._device, self._others, self._again, self._shared = device, others, again, shared
         self._equals = [contender.name for contender in equals]
-        self._others = others
 
     def disagreements(self, rounds: Rounds) -> dict[str, BaseException]:
         """What is wrong, by contender, after further rounds; agreement is left out.
@@ -200,8 +204,8 @@ class Turns:
                     del suspects[name]
         for name in suspects:
             what = f"its turns take {excess[name].ms:.3f} ms longer than its samples and the baseline's turns explain"
-            undecided = f"{what}, but the machine is too busy to prove it"
-            failures[name] = WrongTime(what) if proven[name] else Unsettled(undecided)
+            busy = Unsettled(f"{what}, but the machine is too busy to prove it")
+            failures[name] = WrongTime(what) if proven[name] else busy
         return failures
 
     def _excess(
@@ -217,28 +221,29 @@ class Turns:
         claimed_ms = _usual_ms(claims[name]) * (1.0 if turns is claims else slowed)
         most_ms = UNSEEN_MS[self._device] + SHARE * claimed_ms
         apart_ms = max(usual) - min(usual)
-        spared_ms = allowed_ms(most_ms, LEAST_MS[self._device] + LEAST_SHARE * claimed_ms, apart_ms)
-        if len(equals) < 2:
-            spared_ms = most_ms
+        least_ms = LEAST_MS[self._device] + LEAST_SHARE * claimed_ms
+        spared_ms = allowed_ms(most_ms, least_ms, apart_ms) if len(equals) > 1 else most_ms
         more_ms = _beside_ms(turns[name], claimed_ms) - percentile(usual, 50)
         if turns is claims:
-            each_ms = [_each_ms(turns[equal]) for equal in equals]
-            more_ms = min(more_ms, _each_ms(turns[name]) - percentile(each_ms, 50))
+            each_ms = [_each_ms(turns[equal], MOST) for equal in equals]
+            more_ms = min(more_ms, _each_ms(turns[name], MOST) - percentile(each_ms, 50))
         elif _usual_ms(turns[name]) <= slowed * percentile([sample.ms for sample in claims[name]], MOST):
             more_ms = 0.0
-        return _Excess(more_ms - spared_ms, 2 * apart_ms, claimed_ms)
+        sliced = equals if self._device == "cuda" and self._shared() else []
+        slow_ms = [_each_ms(turns[equal], SLOW) - _each_ms(turns[equal], 25) for equal in sliced]
+        return _Excess(more_ms - spared_ms, max([2 * apart_ms, *slow_ms]), claimed_ms)
 
 
 @dataclass(frozen=True)
 class _Excess:
     ms: float
-    apart_ms: float
+    doubt_ms: float
     claimed_ms: float
 
     @property
     def proven(self) -> bool:
-        """Whether it is more than the baseline's own processes are apart."""
-        return self.ms > self.apart_ms
+        """Whether it is more than the baseline's own processes are apart, or interruptions explain."""
+        return self.ms > self.doubt_ms
 
 
 def _usual_ms(samples: Sequence[Sample]) -> float:
@@ -254,13 +259,13 @@ def _beside_ms(samples: Sequence[Sample], claimed_ms: float) -> float:
     return percentile([sample.turn_ms for sample in samples], 25) - claimed_ms
 
 
-def _each_ms(samples: Sequence[Sample]) -> float:
-    """The same sample by sample: what is true of most of them, whose median is what counts.
+def _each_ms(samples: Sequence[Sample], share: float) -> float:
+    """The same sample by sample: what is true of `share` percent of them.
 
     Where calls take either of two times, as products of some layouts do on a CPU, the quarters of turns and of samples
     may lie at different ones, and only this tells them from what is left out.
     """
-    return percentile([sample.turn_ms - sample.ms for sample in samples], MOST)
+    return percentile([sample.turn_ms - sample.ms for sample in samples], share)
 
 
 def alone_ms(baseline: Contender) -> list[float]:
