@@ -8,7 +8,7 @@ import dataclasses
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -38,7 +38,7 @@ from swiglu_bench.tasks.untimed import Asked, audit_here
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.ahead import first_candidates
 from swiglu_bench.worker.court import Court
-from swiglu_bench.worker.policy import Settings, Task
+from swiglu_bench.worker.policy import Settings, Task, Tell
 
 SPECIMENS = {**wrong.SPECIMENS, **reused.SPECIMENS, **cheats.SPECIMENS}
 OWN_CACHES = "own caches"
@@ -93,10 +93,8 @@ def case_of(specimen: Specimen, device_type: str) -> cases.Case:
     return cases.Case(shape, tokens, specimen.dtype, specimen.scope, specimen.mode, precision=specimen.precision)
 
 
-def run_specimens(
-    device: torch.device, this: Machine, tell: Callable[[str], None], specimens: Sequence[Specimen]
-) -> Iterator[Catch]:
-    """Send every specimen through the code of a sweep or an audit, beside eager, whose answer it could take."""
+def run_specimens(device: torch.device, this: Machine, tell: Tell, specimens: Sequence[Specimen]) -> Iterator[Catch]:
+    """Send every specimen through a sweep or an audit, beside eager, whose answer it could take; `tell` counts them."""
 
     def place(specimen: Specimen) -> tuple[str, str]:
         return specimen.task, str(case_of(specimen, device.type))
@@ -110,16 +108,16 @@ def run_specimens(
                 yield from _swept(court, case, {specimen.name: specimen for specimen in group}, tell)
     for specimen in here:
         if specimen.task == "audit":
-            tell(specimen.name)
+            tell(specimen.name, 0.0)
             yield _audited(specimen, device)
     for specimen in specimens:
         if specimen not in here:
             yield Catch(specimen, reason=NEEDS[specimen.needs or device.type], ran=False)
 
 
-def _swept(court: Court, case: cases.Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
+def _swept(court: Court, case: cases.Case, chosen: dict[str, Specimen], tell: Tell) -> Iterator[Catch]:
     """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
-    left, court.tell = dict(chosen), lambda doing, _: tell(f"{case.label}: {doing}")
+    left, court.tell = dict(chosen), lambda doing, share: tell(f"{case.label}: {doing}", share * len(left))
     for _ in range(ATTEMPTS):
         contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
         decoys = {name: specimen.spares() for name, specimen in left.items() if specimen.spares}
@@ -217,7 +215,7 @@ def takes(implementation: Implementation, case: cases.Case, extras: cases.Extras
 
 def run_alarms(
     implementations: Sequence[Implementation], device: torch.device, seed: int, count: int,
-    tell: Callable[[str, float], None],
+    tell: Tell,
 ) -> Iterator[Trial]:  # fmt: skip
     """Verify every available implementation at `count` random cases; a few of these are timed as well."""
     source, this = random.Random(seed), describe(device)
@@ -320,7 +318,7 @@ def run_selftest(
         if zoo:
             specimens = list(SPECIMENS.values())
             with ending, Bar(console, len(specimens)) as bar:
-                told = lambda doing: bar.tell(doing, len(catches))  # noqa: E731
+                told = lambda doing, share: bar.tell(doing, len(catches) + share)  # noqa: E731
                 for catch in run_specimens(device, describe(device), told, specimens):
                     catches.append(catch)
             _show_catches(sorted(catches, key=lambda catch: specimens.index(catch.specimen)), screen, result)

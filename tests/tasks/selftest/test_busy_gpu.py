@@ -70,5 +70,5 @@ def test_honest_implementations_end_ok_or_unsettled(mode: Mode, tmp_path: Path) 
 def test_cheats_get_no_time() -> None:
     device = torch.device("cuda", 0)
     chosen = [SPECIMENS[name] for name in CHEATS]
-    for catch in run_specimens(device, machine.describe(device), lambda _: None, chosen):
+    for catch in run_specimens(device, machine.describe(device), lambda *_: None, chosen):
         assert catch.caught or not catch.ran, f"{catch.specimen.name}: {catch.reason}"

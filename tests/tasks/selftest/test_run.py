@@ -49,7 +49,7 @@ def test_every_check_has_a_specimen_and_every_specimen_a_known_check() -> None:
 def test_each_is_caught_by_a_check_that_must_and_a_right_one_by_none() -> None:
     """At one case, so that one set of processes does; a busy machine may leave one undecided, which is said."""
     chosen = [replace(specimen, mode=Mode.FORWARD) for specimen in (*map(selftest.SPECIMENS.get, CHOSEN), HARMLESS)]  # type: ignore
-    found = {catch.specimen.name: catch for catch in selftest.run_specimens(CPU, THIS, lambda doing: None, chosen)}
+    found = {catch.specimen.name: catch for catch in selftest.run_specimens(CPU, THIS, lambda *_: None, chosen)}
     assert len(found) == len(chosen)
     right, on_gpu = found.pop(HARMLESS.name), found.pop("side-stream-later")
     undecided = {name for name, catch in found.items() if not catch.ran and catch.reason == selftest.TOO_BUSY}
@@ -63,16 +63,14 @@ def test_a_cache_that_a_specimen_reaches_is_told(monkeypatch: pytest.MonkeyPatch
     chosen = [replace(selftest.SPECIMENS["edits-compiled-code"], mode=Mode.FORWARD)]
     everyone = environments.of(pytorch.compiled)
     monkeypatch.setattr(environments, "of", lambda known: everyone)
-    (catch,) = selftest.run_specimens(CPU, THIS, lambda doing: None, chosen)
+    (catch,) = selftest.run_specimens(CPU, THIS, lambda *_: None, chosen)
     assert "own caches" not in catch.checks
 
 
 @pytest.mark.gpu
 def test_all_are_caught_on_a_gpu() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    found = selftest.run_specimens(
-        device, machine.describe(device), lambda doing: None, list(selftest.SPECIMENS.values())
-    )
+    found = selftest.run_specimens(device, machine.describe(device), lambda *_: None, list(selftest.SPECIMENS.values()))
     through = [catch for catch in found if catch.ran and not catch.caught]
     assert not through, [(catch.specimen.name, catch.checks, catch.reason) for catch in through]
 
