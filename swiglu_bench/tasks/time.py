@@ -245,6 +245,7 @@ class _TimedCase(CaseRun):
             record = entry.record
             if record.status is Status.UNSETTLED:
                 record.unconfirmed_ms = percentile(rounds.timings[entry.contender.name].ms, 50)
+                record.reason += " Another process used the GPU." if watch.others else ""
             if baseline:
                 record.baseline = baseline
                 record.comparable = case.mode is Mode.FORWARD or entry.gradients == by_name[baseline].gradients
