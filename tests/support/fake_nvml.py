@@ -19,7 +19,7 @@ HEALTHY: dict[str, Any] = {
     "MigMode": [0, 0], "PersistenceMode": 1, "EnforcedPowerLimit": 700_000, "PowerManagementDefaultLimit": 700_000,
     "PowerUsage": 120_500, "EccMode": [1, 1], "TotalEccErrors": 0, "RemappedRows": (0, 0, 0, 0), "ClockInfo": 1980,
     "MaxClockInfo": 1980, "CurrentClocksEventReasons": 0, "Temperature": 40, "TemperatureThreshold": 92,
-    "TotalEnergyConsumption": 5_000_000,
+    "TotalEnergyConsumption": 5_000_000, "Count": 0,
 }  # fmt: skip
 
 

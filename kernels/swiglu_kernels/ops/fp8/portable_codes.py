@@ -141,8 +141,8 @@ def line_of(size):
 def _store_scale(scales_ptr, scale, line, at, size):
     """Store a scale of a weight's blocks, and zeros behind the last of its line."""
     near = tl.arange(0, 4)
-    inside = (near == 0) | ((at == size - 1) & (at + near < line_of(size)))
-    tl.store(scales_ptr + line * line_of(size) + at + near, tl.where(near == 0, scale, 0.0), mask=inside)
+    stored = tl.where(at == size - 1, line_of(size) - at, 1)
+    tl.store(scales_ptr + line * line_of(size) + at + near, tl.where(near == 0, scale, 0.0), mask=near < stored)
 
 
 @triton.jit
