@@ -3,12 +3,13 @@
 It checks every sum of 32-bit integers for overflow by another one in 64 bits (kernels of `verify` in the tests of the
 command line still run with that check, in their own processes), patches `triton.language` anew for each device
 function of a launch, makes types and shapes anew for every value, asks of two operands of one type what type both are
-to have, converts bit by bit, and multiplies what is not in fp32 without BLAS.
+to have, converts bit by bit, and multiplies what is not in fp32 without BLAS. Masks must be booleans, as in 3.9.
 """
 
 import dataclasses
 import functools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def quicken() -> None:
     interpreter._patch_builtin = _list_once(interpreter._patch_builtin)
     _keep_types(language.core)
     _know_operands(language.core, interpreter.interpreter_semantic)
+    _refuse_masks(interpreter.InterpreterBuilder)
     _convert_by_tables(interpreter)
     _multiply_by_blas(interpreter, language.float16)
 
@@ -42,10 +44,9 @@ def _patch_once(patch: Any, language: Any) -> Any:
             own = scope.restore
 
             def restore() -> None:
-                nested = list(scopes.values())[1:]
+                while len(scopes) > 1:
+                    scopes.popitem()[1].restore()
                 scopes.clear()
-                for one in reversed(nested):
-                    one.restore()
                 own()
 
             scope.restore = restore
@@ -54,21 +55,13 @@ def _patch_once(patch: Any, language: Any) -> Any:
     return patch_once
 
 
-class _Changes(list[tuple[Any, str, Any]]):
-    """A scope that only lists what it is asked to set."""
-
-    def set_attr(self, *change: Any) -> None:
-        self.append(change)
-
-
 def _list_once(patch: Any) -> Any:
-    found: dict[Any, _Changes] = {}
+    found: dict[Any, list[tuple[Any, str, Any]]] = {}
 
     def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
         if package not in found:
-            changes = _Changes()
-            patch(package, builder, changes)
-            found[package] = changes
+            found[package] = changes = []
+            patch(package, builder, SimpleNamespace(set_attr=lambda *change: changes.append(change)))
         for change in found[package]:
             scope.set_attr(*change)
 
@@ -126,6 +119,17 @@ def _know_operands(core: Any, semantic: Any) -> None:
     )
 
 
+def _refuse_masks(builder: Any) -> None:
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def known(mask: Any) -> Any:
+        assert mask.data.dtype == np.bool_, f"a mask of {mask.data.dtype}"
+        return mask
+
+    builder.create_masked_load = lambda self, ptrs, mask, *how: load(self, ptrs, known(mask), *how)
+    builder.create_masked_store = lambda self, ptrs, value, mask, *how: store(self, ptrs, value, known(mask), *how)
+
+
 def _convert_by_tables(interpreter: Any) -> None:
     convert, numpy_type = interpreter._convert_float, interpreter._get_np_dtype
     tables: dict[tuple[str, str], Any] = {}
@@ -150,8 +154,7 @@ def _convert_by_tables(interpreter: Any) -> None:
 
 
 def _multiply_by_blas(interpreter: Any, float16: Any) -> None:
-    builder = interpreter.InterpreterBuilder
-    multiply = builder.create_dot
+    multiply = interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
         if d.data.dtype != np.float32:
@@ -159,7 +162,7 @@ def _multiply_by_blas(interpreter: Any, float16: Any) -> None:
         product = np.matmul(*(_fp32(one, interpreter, float16) for one in (a, b)))
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
-    builder.create_dot = create_dot
+    interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 def _fp32(one: Any, interpreter: Any, float16: Any) -> Any:
