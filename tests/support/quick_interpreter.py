@@ -35,8 +35,7 @@ def _patch_once(patch: Any, language: Any) -> Any:
     scopes: dict[frozenset[str], Any] = {}
 
     def patch_once(fn: Any) -> Any:
-        seen = [value for value in fn.__globals__.values() if value is language or value is language.core]
-        modules = frozenset(module.__name__ for module in seen)
+        modules = frozenset(v.__name__ for v in fn.__globals__.values() if v is language or v is language.core)
         if modules in scopes:
             return None  # a device function's, which Triton does not ask to restore
         scope = scopes[modules] = patch(fn)
@@ -132,8 +131,7 @@ def _refuse_masks(builder: Any) -> None:
 
 def _convert_by_tables(interpreter: Any) -> None:
     convert, numpy_type = interpreter._convert_float, interpreter._get_np_dtype
-    tables: dict[tuple[str, str], Any] = {}
-    numpy_types: dict[str, Any] = {}
+    tables, numpy_types = dict[tuple[str, str], Any](), dict[str, Any]()
 
     def by_table(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source.primitive_bitwidth >= target.primitive_bitwidth or source.primitive_bitwidth > 16:

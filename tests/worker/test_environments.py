@@ -321,12 +321,13 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> str:
         here = Path(spec.origin or "").parent.parent
         for part in (name, *(f"{found.name}" for found in here.glob(f"{name}[-.]*") if found.is_dir())):
             shutil.copytree(here / part, packages / part, copy_function=linked)
-    needed = ["typing_extensions", "torchgen", "sympy", "mpmath", "filelock", "fsspec", "jinja2", "networkx", "nvidia"]
-    for name in needed:
-        if spec := importlib.util.find_spec(name):  # a PyTorch for CPUs has none of NVIDIA's libraries
-            place = Path(spec.origin or next(iter(spec.submodule_search_locations or ())))
-            place = place.parent if place.name == "__init__.py" else place
-            (packages / place.name).symlink_to(place)
+    for name in ("typing_extensions", "torchgen", "sympy", "mpmath", "filelock", "fsspec", "jinja2", "networkx"):
+        spec = importlib.util.find_spec(name)
+        assert spec
+        place = Path(spec.origin or "")
+        place = place.parent if place.name == "__init__.py" else place
+        (packages / place.name).symlink_to(place)
+    (packages / "nvidia").symlink_to(here / "nvidia")  # libraries of a PyTorch for CUDA; one for CPUs has none
     (packages / "only_there.py").write_text("FACTOR = 1.0\n", encoding="utf-8")
     return str(folder / "bin" / "python")
 

@@ -66,9 +66,8 @@ def rounds_of(ms: float = 1.0, **beside_ms: list[float]) -> Rounds:
 def found(rounds: Rounds, *again: Rounds, device: str = "cpu", shared: bool = True) -> dict[str, BaseException]:
     """What is said of "other" after these rounds; when there are no more, the last come again."""
     left = [*again, *[again[-1]] * LOOKS]
-    equals: Any = [Named("eager"), Named("twin")]
-    other: Any = Named("other")
-    return Turns(device, equals, [other], lambda _: left.pop(0), lambda: shared).disagreements(rounds)
+    contenders: Any = [Named("eager"), Named("twin"), Named("other")]
+    return Turns(device, contenders[:2], contenders[2:], lambda _: left.pop(0), lambda: shared).disagreements(rounds)
 
 
 def test_what_takes_longer_at_each_look_is_wrong_unless_the_baselines_own_processes_cannot_tell() -> None:
