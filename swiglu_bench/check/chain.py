@@ -23,7 +23,7 @@ from swiglu_bench.check.inputs import Draw
 from swiglu_bench.measure.resources import capture
 
 PLACES = 2**16
-"""Where in the table of signs those of a call may begin."""
+"""Where in the table of signs those of a call may begin; each call of a chain has some of its own, and none repeats."""
 APART = 4099
 """Between the signs of two inputs of one call."""
 SIGNED = ("x", "gate", "up", "upstream")
@@ -48,8 +48,7 @@ class Chain:
         of one another, would change each mark by; with a `layout`, gradients are marked and added up as they lie in it.
         Of backwards, all forwards are made here, each on inputs of its own, and only the backwards are in the chain.
         """
-        self._calls, self._sums, self._flush, desk = calls, sums, flush, built.desk
-        self._layout = layout
+        self._calls, self._sums, self._flush, self._layout, desk = calls, sums, flush, layout, built.desk
         desk.lay_out(draw)
         self._given = {name: value for name, value in desk.given.items() if name in SIGNED}
         self._base = {name: value.clone() for name, value in self._given.items()}
@@ -95,7 +94,7 @@ class Chain:
         for place in self._sums.values():
             place.zero_()
         self._key.fill_(key)
-        self._place.fill_(key % PLACES)
+        self._place.fill_(key % (PLACES // self._calls) * self._calls)
         self._count.zero_()
 
     def _lay_out(self, names: Sequence[str]) -> None:
@@ -125,7 +124,8 @@ class Chain:
                 self.reaches.index_copy_(0, number, 2 * torch.cat(fourth).sqrt()[None])
                 bits = self._told.index_select(0, number)[0]
             self._count.add_(1)
-            self._place.copy_(((bits * self._factors).sum() + self._key).remainder(PLACES))
+            drawn = ((bits * self._factors).sum() + self._key).remainder(PLACES // self._calls)
+            torch.add(self._count, drawn, alpha=self._calls, out=self._place)
 
 
 def _signed_squares(value: Tensor) -> Tensor:
